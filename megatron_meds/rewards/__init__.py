@@ -1,0 +1,1 @@
+"""Rewards of a trajectory and the order in which they enter the ledger."""

@@ -1,0 +1,1 @@
+"""vLLM servers and what is asked of them."""

@@ -1,0 +1,93 @@
+"""Settings of the servers and of sampling."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from megatron_meds.section import Section
+
+
+class ServerSettings(Section):
+    placement: Literal["separate", "external"] = "separate"
+    """`separate`: started here, on devices (or cores) of their own; `external`: the `urls` of servers that run."""
+    count: int = Field(1, ge=1)
+    """Servers to start on each node."""
+    urls: list[str] = []
+    """Base URLs for `external`, such as http://10.0.0.5:8000."""
+    tensor_parallel: int = Field(1, ge=1)
+    """Tensor-parallel workers of each server."""
+    devices: list[int] | None = None
+    """GPUs for the servers, `tensor_parallel` each. None: those after the actor's."""
+    python: Path | None = None
+    """Interpreter that has vLLM; None: the trainer's own."""
+    host: str = "127.0.0.1"
+    """Address the servers bind to."""
+    port: int | None = Field(None, ge=1, le=65535)
+    """First port; None: free ones are chosen."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the servers; `auto`: that of the actor."""
+    max_model_len: int | None = Field(None, ge=1)
+    """Longest prompt plus response; None: `data.max_prompt_tokens` + `rollout.max_tokens`."""
+    max_num_seqs: int = Field(256, ge=1)
+    """Sequences decoded at once by a server."""
+    kv_cache_gib: float = Field(1.0, gt=0)
+    """KV cache of a CPU server, GiB."""
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    """Share of a GPU's memory a server may take."""
+    block_size: int | None = Field(None, ge=1)
+    """Tokens of a KV-cache block; None: vLLM's default (32 on CPU, so that prefixes are reused)."""
+    enforce_eager: bool | Literal["auto"] = "auto"
+    """No CUDA graphs / compilation; `auto`: on CPU."""
+    cpu_cores: str | None = None
+    """`VLLM_CPU_OMP_THREADS_BIND` of a CPU server, such as `0-1`; None: vLLM chooses."""
+    extra_args: list[str] = []
+    """Further arguments of vLLM's api_server."""
+    start_timeout_seconds: float = Field(600.0, gt=0)
+    """A server that is not ready by then fails the run, with the tail of its log."""
+    restarts: int = Field(3, ge=0)
+    """Times a dead server is started again before the run stops."""
+
+
+class DynamicSamplingSettings(Section):
+    enabled: bool = False
+    """Drop groups whose answers are all right or all wrong and sample others (DAPO)."""
+    max_rounds: int = Field(10, ge=1)
+    """Sampling rounds for one step; afterwards the step goes on with the groups there are."""
+
+
+class RolloutSettings(Section):
+    server: ServerSettings = ServerSettings()
+    samples_per_prompt: int = Field(8, ge=1)
+    """Trajectories of each prompt: a group."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature; the trainer divides its logits by the same."""
+    top_p: float = 1.0
+    """Must be 1 while training: anything else biases the probability ratio."""
+    top_k: int = -1
+    """Must be -1 (off) while training."""
+    max_tokens: int = Field(1024, ge=1)
+    """Longest response, tokens."""
+    stop_token_ids: list[int] = []
+    """Further token ids that end a response; the tokenizer's end-of-text tokens always do."""
+    request_timeout_seconds: float = Field(1800.0, gt=0)
+    """One prompt's samples must arrive within this."""
+    retries: int = Field(3, ge=0)
+    """Times a failed request is sent again."""
+    concurrency: int = Field(256, ge=1)
+    """Requests in flight per replica."""
+    dynamic_sampling: DynamicSamplingSettings = DynamicSamplingSettings()
+
+    @field_validator("top_p")
+    @classmethod
+    def _no_nucleus(cls, value: float) -> float:
+        if value != 1.0:
+            raise ValueError("training samples need top_p = 1: the probability ratio would be biased")
+        return value
+
+    @field_validator("top_k")
+    @classmethod
+    def _no_top_k(cls, value: int) -> int:
+        if value != -1:
+            raise ValueError("training samples need top_k = -1 (off): the probability ratio would be biased")
+        return value

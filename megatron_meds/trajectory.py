@@ -1,0 +1,149 @@
+"""What flows through a step: a prompt, a trajectory, and the ledger of its rewards.
+
+Plain data: numpy where numbers are many, no torch, and no knowledge of who fills it in.
+Letters: B samples, T tokens, L layers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+def prompt_id(question: str) -> str:
+    """sha256 (hex) of the question with Unicode normalised (NFKC), runs of white space joined and
+    the ends stripped, so that copies of one question share an id."""
+    text = " ".join(unicodedata.normalize("NFKC", question).split())
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One problem, ready to be asked."""
+
+    id: str
+    """`prompt_id(question)`."""
+    question: str
+    token_ids: tuple[int, ...]
+    """The whole prompt as the model sees it, template and special tokens included."""
+    answer: str
+    """Reference answer."""
+    source: str = ""
+    """Data set it comes from."""
+    extra: dict[str, object] = field(default_factory=dict, hash=False, compare=False)
+    """Further columns of its row, for a user's reward function."""
+
+
+@dataclass
+class Trajectory:
+    """One response to a prompt, and what was found out about it."""
+
+    prompt: Prompt
+    sample: int
+    """Number within its group, 0-based."""
+    response_ids: list[int]
+    """Sampled ids, end-of-text included when it was sampled."""
+    text: str
+    """The response as text, special tokens left out."""
+    rollout_logprobs: list[float]
+    """Per response token: log-probability of the sampler at its temperature; NaN where it gave none."""
+    finish_reason: str
+    """`stop` or `length`."""
+    weight_version: int
+    """Version of the weights it was sampled from."""
+    correct: bool | None = None
+    """Verdict; None before grading."""
+    verdict: str = ""
+    """How the verdict came about: `right`, `wrong`, `no box`, `timeout`, ..."""
+    logprobs: np.ndarray | None = None
+    """[T] fp32: the actor's log-probabilities before the update."""
+    entropy: np.ndarray | None = None
+    """[T] fp32: entropy of the actor's distribution at each response token, nats."""
+
+    @property
+    def truncated(self) -> bool:
+        """Ended by the length limit."""
+        return self.finish_reason == "length"
+
+    @property
+    def key(self) -> str:
+        """Names the sample in messages."""
+        return f"{self.prompt.id[:12]}/{self.sample}"
+
+    def __len__(self) -> int:
+        return len(self.response_ids)
+
+
+class RewardLedger:
+    """Who gave which reward at which token.
+
+    Per source: entries (trajectory, token, value). A trajectory's token rewards are the sum over
+    sources in the order in which the sources first appeared. Values must be finite.
+    """
+
+    def __init__(self, trajectories: Sequence[Trajectory]) -> None:
+        self._lengths = [len(t) for t in trajectories]
+        self._keys = [t.key for t in trajectories]
+        self._entries: dict[str, list[tuple[int, int, float]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    @property
+    def sources(self) -> list[str]:
+        """Sources in the order in which they are added up."""
+        return list(self._entries)
+
+    def open(self, source: str) -> None:
+        """Name a source that may end up without entries, so that it is logged as 0."""
+        self._entries.setdefault(source, [])
+
+    def add(self, source: str, trajectory: int, value: float, token: int = -1) -> None:
+        """Add `value` at `token` (negative: from the end) of trajectory number `trajectory`.
+
+        Raises:
+            ValueError: the value is NaN or infinite, or the token is outside the response; the
+                message names the source and the sample.
+        """
+        length = self._lengths[trajectory]
+        if not math.isfinite(value):
+            raise ValueError(f"reward {value} from source {source!r} for sample {self._keys[trajectory]}")
+        position = token + length if token < 0 else token
+        if not 0 <= position < length:
+            raise ValueError(
+                f"source {source!r} rewards token {token} of sample {self._keys[trajectory]}, "
+                f"which has {length} tokens"
+            )
+        self._entries.setdefault(source, []).append((trajectory, position, float(value)))
+
+    def remove(self, source: str, trajectory: int, token: int = -1) -> None:
+        """Drop the entries of `source` at one token (the released VSRM overwrites the last token)."""
+        position = token + self._lengths[trajectory] if token < 0 else token
+        kept = [e for e in self._entries.get(source, []) if e[:2] != (trajectory, position)]
+        self._entries[source] = kept
+
+    def entries(self, source: str) -> list[tuple[int, int, float]]:
+        """(trajectory, token, value) of one source, in the order they were added."""
+        return list(self._entries[source])
+
+    def token_rewards(self) -> list[np.ndarray]:
+        """Per trajectory [T] fp64: the sum over sources."""
+        rewards = [np.zeros(n, dtype=np.float64) for n in self._lengths]
+        for entries in self._entries.values():
+            for trajectory, token, value in entries:
+                rewards[trajectory][token] += value
+        return rewards
+
+    def totals(self, source: str | None = None) -> np.ndarray:
+        """[B] fp64: the reward of each trajectory from one source, or from all."""
+        sums = np.zeros(len(self), dtype=np.float64)
+        names: Iterable[str] = self._entries if source is None else [source]
+        for name in names:
+            for trajectory, _, value in self._entries[name]:
+                sums[trajectory] += value
+        return sums

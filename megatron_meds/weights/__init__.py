@@ -1,0 +1,1 @@
+"""Weights between Hugging Face checkpoints, Megatron shards and vLLM servers."""
