@@ -1,0 +1,230 @@
+"""Trajectories to micro-batches: packed rows or rows of like lengths, equally many on every replica.
+
+Knows lengths and token ids; not rewards, not the model. Letters: b rows, s tokens of a row,
+N response tokens of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from megatron_meds.trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Token rows for one forward call, and where their response tokens are predicted."""
+
+    tokens_bs: torch.Tensor
+    """int64 [b, s]: prompt and response without the last response token, which predicts nothing."""
+    positions_bs: torch.Tensor
+    """int64 [b, s]: position within its own sequence."""
+    select_N: torch.Tensor
+    """int64 [N]: places of the predicting positions in the flattened [s * b] order of hidden states."""
+    targets_N: torch.Tensor
+    """int64 [N]: the response token each of them predicts."""
+    rows: tuple[int, ...]
+    """Indexes of the trajectories, in the order of `select_N`; empty in a filler."""
+    lengths: tuple[int, ...]
+    """Response tokens of each of `rows`; they add up to N."""
+    cu_seqlens: torch.Tensor | None
+    """int32 [sequences + 1]: borders of the packed sequences; None where rows are padded."""
+    max_seqlen: int
+    """Longest sequence in tokens."""
+    real_tokens: int
+    """Tokens that are not padding."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(b, s)."""
+        return self.tokens_bs.shape[0], self.tokens_bs.shape[1]
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """The same on another device."""
+        moved = {
+            name: getattr(self, name).to(device, non_blocking=True)
+            for name in ("tokens_bs", "positions_bs", "select_N", "targets_N")
+        }
+        cu_seqlens = None if self.cu_seqlens is None else self.cu_seqlens.to(device)
+        return MicroBatch(
+            **moved,
+            rows=self.rows,
+            lengths=self.lengths,
+            cu_seqlens=cu_seqlens,
+            max_seqlen=self.max_seqlen,
+            real_tokens=self.real_tokens,
+        )
+
+    def gather(self, per_trajectory: Sequence[np.ndarray]) -> torch.Tensor:
+        """[N] fp32 on the micro-batch's device: the token arrays of its rows, end to end."""
+        if not self.rows:
+            return torch.zeros(0, dtype=torch.float32, device=self.tokens_bs.device)
+        joined = np.concatenate([per_trajectory[row] for row in self.rows]).astype(np.float32)
+        return torch.from_numpy(joined).to(self.tokens_bs.device)
+
+    def scatter(self, values_N: torch.Tensor) -> dict[int, np.ndarray]:
+        """Cut [N] back into one fp32 array per trajectory index."""
+        pieces = values_N.float().cpu().split(list(self.lengths)) if self.rows else ()
+        return {row: piece.numpy() for row, piece in zip(self.rows, pieces, strict=True)}
+
+
+def input_length(trajectory: Trajectory) -> int:
+    """Tokens that enter the model: prompt and response without the last response token."""
+    return len(trajectory.prompt.token_ids) + len(trajectory.response_ids) - 1
+
+
+def plan_packed(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Bins of indexes whose lengths add up to at most `budget` (first fit, longest first).
+
+    A sequence longer than the budget gets a bin of its own.
+    """
+    bins: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        need = lengths[index]
+        place = next((k for k, free in enumerate(room) if free >= need), None)
+        if place is None:
+            bins.append([index])
+            room.append(budget - need)
+        else:
+            bins[place].append(index)
+            room[place] -= need
+    return bins
+
+
+def plan_padded(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Bins of like lengths with rows x longest row at most `budget`; longest first."""
+    bins: list[list[int]] = []
+    longest = 0
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if bins and (len(bins[-1]) + 1) * longest <= budget:
+            bins[-1].append(index)
+        else:
+            bins.append([index])
+            longest = lengths[index]
+    return bins
+
+
+def count_for(count: int, stages: int, interleaved: bool) -> int:
+    """Micro-batches a schedule takes: at least one, and with an interleaved pipeline a multiple of
+    its stages."""
+    count = max(count, 1)
+    return -(-count // stages) * stages if interleaved else count
+
+
+def make_micro_batches(
+    trajectories: Sequence[Trajectory],
+    *,
+    budget: int,
+    batching: Literal["packed", "padded"],
+    multiple: int = 1,
+    uniform: bool = False,
+) -> list[MicroBatch]:
+    """Cut trajectories into micro-batches of at most `budget` tokens, padding included.
+
+    Args:
+        multiple: row lengths are multiples of this (sequence parallelism: the tensor size).
+        uniform: all micro-batches get one shape, so that pipeline stages need not exchange shapes.
+
+    Raises:
+        ValueError: a trajectory without prompt or response tokens, by its key.
+    """
+    for trajectory in trajectories:
+        if not trajectory.prompt.token_ids or not trajectory.response_ids:
+            raise ValueError(f"sample {trajectory.key} has an empty prompt or response")
+    lengths = [input_length(t) for t in trajectories]
+    plan = (plan_packed if batching == "packed" else plan_padded)(lengths, budget)
+    if not plan:
+        return []
+    if batching == "packed":
+        totals = [_up(sum(lengths[i] for i in rows), multiple) for rows in plan]
+        common = max(totals) if uniform else None
+        return [
+            _packed(rows, trajectories, common or total) for rows, total in zip(plan, totals, strict=True)
+        ]
+    widths = [_up(max(lengths[i] for i in rows), multiple) for rows in plan]
+    shape = (max(len(rows) for rows in plan), max(widths)) if uniform else None
+    return [
+        _padded(rows, trajectories, *(shape or (len(rows), width)))
+        for rows, width in zip(plan, widths, strict=True)
+    ]
+
+
+def filler(shape: tuple[int, int], batching: Literal["packed", "padded"]) -> MicroBatch:
+    """A micro-batch of `shape` (b, s) with nothing to predict: evens out counts between replicas."""
+    return _packed([], [], shape[1]) if batching == "packed" else _padded([], [], *shape)
+
+
+def _packed(rows: Sequence[int], trajectories: Sequence[Trajectory], total: int) -> MicroBatch:
+    tokens = np.zeros(total, dtype=np.int64)
+    positions = np.zeros(total, dtype=np.int64)
+    borders, select, targets, used = [0], [], [], 0
+    for row in rows:
+        trajectory = trajectories[row]
+        ids = _input_ids(trajectory)
+        tokens[used : used + len(ids)] = ids
+        positions[used : used + len(ids)] = np.arange(len(ids))
+        start = used + len(trajectory.prompt.token_ids) - 1
+        select.append(np.arange(start, start + len(trajectory)))
+        targets.append(np.asarray(trajectory.response_ids, dtype=np.int64))
+        used += len(ids)
+        borders.append(used)
+    longest = max((b - a for a, b in zip(borders, borders[1:], strict=False)), default=0)
+    if used < total:  # the padding is a sequence of its own, so that nothing attends to it
+        positions[used:] = np.arange(total - used)
+        borders.append(total)
+        longest = max(longest, total - used)
+    return MicroBatch(
+        tokens_bs=torch.from_numpy(tokens)[None],
+        positions_bs=torch.from_numpy(positions)[None],
+        select_N=_join(select),
+        targets_N=_join(targets),
+        rows=tuple(rows),
+        lengths=tuple(len(trajectories[row]) for row in rows),
+        cu_seqlens=torch.tensor(borders, dtype=torch.int32),
+        max_seqlen=longest,
+        real_tokens=used,
+    )
+
+
+def _padded(rows: Sequence[int], trajectories: Sequence[Trajectory], height: int, width: int) -> MicroBatch:
+    tokens = np.zeros((height, width), dtype=np.int64)
+    positions = np.tile(np.arange(width, dtype=np.int64), (height, 1))
+    select, targets, real = [], [], 0
+    for place, row in enumerate(rows):
+        trajectory = trajectories[row]
+        ids = _input_ids(trajectory)
+        tokens[place, : len(ids)] = ids
+        start = len(trajectory.prompt.token_ids) - 1
+        select.append(np.arange(start, start + len(trajectory)) * height + place)
+        targets.append(np.asarray(trajectory.response_ids, dtype=np.int64))
+        real += len(ids)
+    return MicroBatch(
+        tokens_bs=torch.from_numpy(tokens),
+        positions_bs=torch.from_numpy(positions),
+        select_N=_join(select),
+        targets_N=_join(targets),
+        rows=tuple(rows),
+        lengths=tuple(len(trajectories[row]) for row in rows),
+        cu_seqlens=None,
+        max_seqlen=width,
+        real_tokens=real,
+    )
+
+
+def _input_ids(trajectory: Trajectory) -> np.ndarray:
+    ids = [*trajectory.prompt.token_ids, *trajectory.response_ids[:-1]]
+    return np.asarray(ids, dtype=np.int64)
+
+
+def _join(pieces: list[np.ndarray]) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate(pieces)) if pieces else torch.zeros(0, dtype=torch.int64)
+
+
+def _up(length: int, multiple: int) -> int:
+    return -(-length // multiple) * multiple

@@ -1,0 +1,162 @@
+"""The update: loss and backward through the pipeline schedule, then one optimizer step.
+
+Knows megatron's gradient buffers, optimizer and learning-rate schedule; what is minimised comes in
+as an objective over response tokens, whose weights already hold the global normalisation, so that
+gradients do not depend on how a mini-batch is split over micro-batches and replicas.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.utils import get_model_config
+
+from megatron_meds.actor.mesh import Mesh
+from megatron_meds.actor.pipeline import logprob_processor, micro_batches_for, run_schedule
+from megatron_meds.actor.settings import ActorSettings, OptimizerSettings
+from megatron_meds.trajectory import Trajectory
+
+Objective = Callable[
+    [torch.Tensor, torch.Tensor, Mapping[str, torch.Tensor]], tuple[torch.Tensor, dict[str, torch.Tensor]]
+]
+"""`(logprobs [N], entropy [N], arrays [N] by name) -> (scalar to minimise, metrics as sums)`.
+Both are sums over the tokens given, already weighted: adding micro-batches gives the mini-batch."""
+
+
+@dataclass
+class MiniBatch:
+    """What one optimizer update learns from, on one replica."""
+
+    trajectories: list[Trajectory]
+    arrays: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    """Per name one [T] array per trajectory: advantages, old log-probabilities, weights."""
+
+
+def wrap(
+    chunks: list[torch.nn.Module], actor: ActorSettings, optimizer: OptimizerSettings, mesh: Mesh
+) -> tuple[list[torch.nn.Module], MegatronOptimizer]:
+    """Give model chunks gradient buffers (fp32, reduced over replicas) and an AdamW over them."""
+    config = get_model_config(chunks[0])
+    shared = actor.distributed_optimizer
+    ddp = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        use_distributed_optimizer=shared,
+        check_for_nan_in_grad=False,  # `update` looks at the norm and names the update instead
+    )
+    wrapped = [
+        DistributedDataParallel(config, ddp, chunk, disable_bucketing=index > 0)
+        for index, chunk in enumerate(chunks)
+    ]
+    config.finalize_model_grads_func = _finalize
+    settings = OptimizerConfig(
+        optimizer="adam",
+        lr=optimizer.lr,
+        min_lr=optimizer.min_lr,
+        weight_decay=optimizer.weight_decay,
+        adam_beta1=optimizer.beta1,
+        adam_beta2=optimizer.beta2,
+        adam_eps=optimizer.eps,
+        clip_grad=optimizer.clip_grad,
+        bf16=config.bf16,
+        params_dtype=config.params_dtype,
+        use_distributed_optimizer=shared,
+    )
+    return wrapped, get_megatron_optimizer(settings, wrapped)
+
+
+def make_schedule(
+    optimizer: MegatronOptimizer, settings: OptimizerSettings, steps: int
+) -> OptimizerParamScheduler:
+    """Learning rate over the steps of a run: linear warm-up, then constant, cosine or linear.
+
+    Step it before a step's updates: the first of w warm-up steps has lr / w.
+    """
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=settings.lr,
+        min_lr=settings.min_lr,
+        lr_warmup_steps=settings.warmup_steps,
+        lr_decay_steps=max(steps, settings.warmup_steps + 1),
+        lr_decay_style=settings.schedule,
+        start_wd=settings.weight_decay,
+        end_wd=settings.weight_decay,
+        wd_incr_steps=0,
+        wd_incr_style="constant",
+    )
+
+
+def global_counts(lengths: Sequence[int]) -> tuple[int, int]:
+    """(sequences, tokens) summed over replicas. Collective over the data-parallel group."""
+    counts = torch.tensor([len(lengths), sum(lengths)], dtype=torch.int64)
+    dist.all_reduce(counts, group=parallel_state.get_data_parallel_group_gloo())
+    return int(counts[0]), int(counts[1])
+
+
+def backward(
+    chunks: list[torch.nn.Module],
+    batch: MiniBatch,
+    objective: Objective,
+    settings: ActorSettings,
+    mesh: Mesh,
+    *,
+    vocabulary: int,
+    temperature: float,
+) -> dict[str, float]:
+    """Fill the gradient buffers with the mini-batch's gradient, reduced over all ranks.
+
+    Returns the objective's metrics, summed over this replica's micro-batches ({} before the last
+    stage). Collective over all ranks.
+    """
+    for chunk in chunks:
+        chunk.zero_grad_buffer()
+        chunk.train()
+
+    def loss(micro_batch, output):
+        arrays = {name: micro_batch.gather(values) for name, values in batch.arrays.items()}
+        return objective(output[0], output[1], arrays)
+
+    reports = run_schedule(
+        chunks,
+        micro_batches_for(batch.trajectories, settings, mesh),
+        logprob_processor(settings, vocabulary, temperature),
+        loss,
+        forward_only=False,
+    )
+    sums: dict[str, float] = {}
+    for report in reports:
+        for name, value in report.items():
+            sums[name] = sums.get(name, 0.0) + float(value)
+    return sums
+
+
+def step(optimizer: MegatronOptimizer) -> float:
+    """Clip and apply the gradient; returns its global norm before clipping.
+
+    Raises:
+        FloatingPointError: the norm is not finite; the weights are as they were.
+    """
+    optimizer.prepare_grads()
+    norm = optimizer.get_grad_norm()
+    if not math.isfinite(norm):
+        raise FloatingPointError(f"the gradient's norm is {norm}: no update was made")
+    optimizer.step()
+    return float(norm)
+
+
+def _finalize(model, num_tokens=None, **options):
+    """Reduce gradients over ranks; the objective's weights hold the normalisation, nothing is divided here."""
+    finalize_model_grads(model, None, **options)
