@@ -1,0 +1,36 @@
+# Every target sets the environment up on first use (tools/setup.sh) and says so.
+.DEFAULT_GOAL := help
+.PHONY: help setup quickstart test check format lock docs clean
+
+help:  ## list the targets
+	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: [^#]*##/\t/' | expand -t 14
+
+setup:  ## make .venv and install the locked CPU environment
+	@tools/setup.sh
+
+quickstart: setup  ## train the tiny reasoner with DAPO on this machine's CPU
+	.venv/bin/megatron-meds train examples/tiny_reasoner/dapo.yaml
+
+test: setup  ## run the tests (ARGS="-k mesh" for some of them)
+	.venv/bin/python -m pytest $(ARGS)
+
+check: setup  ## formatting, lint, types, import contracts, generated documents
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/pyright
+	.venv/bin/lint-imports
+	.venv/bin/python tools/settings_reference.py --check
+
+format: setup  ## format the code and mend what ruff can mend
+	.venv/bin/ruff format .
+	.venv/bin/ruff check --fix .
+
+docs: setup  ## write docs/settings.md from the settings tree
+	.venv/bin/python tools/settings_reference.py
+
+lock: setup  ## resolve the extras cpu and dev into requirements/cpu.txt
+	tools/lock.sh
+
+clean:  ## remove caches and build output (.venv and runs stay)
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	find megatron_meds tests tools examples -name __pycache__ -type d -prune -exec rm -rf {} +
