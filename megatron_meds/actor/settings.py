@@ -19,13 +19,13 @@ class ModelSettings(Section):
 
 
 class LayoutSettings(Section):
-    tensor: int = Field(1, ge=1)
+    tensor: int = Field(default=1, ge=1)
     """Tensor-parallel ranks."""
-    pipeline: int = Field(1, ge=1)
+    pipeline: int = Field(default=1, ge=1)
     """Pipeline stages."""
-    virtual: int = Field(1, ge=1)
+    virtual: int = Field(default=1, ge=1)
     """Model chunks per pipeline stage (interleaved schedule); 1 is the plain 1F1B schedule."""
-    context: int = Field(1, ge=1)
+    context: int = Field(default=1, ge=1)
     """Context-parallel ranks (GPU, transformer-engine)."""
     data: int | Literal["auto"] = "auto"
     """Data-parallel replicas; `auto`: world size / (tensor x pipeline x context), 1 when
@@ -45,34 +45,34 @@ class ActorSettings(Section):
     """Where the actor runs; `auto`: a GPU if torch sees one."""
     batching: Literal["packed", "padded"] = "packed"
     """`packed`: sequences laid end to end in one row (THD); `padded`: rows of like lengths."""
-    tokens_per_micro_batch: int = Field(8192, ge=1)
+    tokens_per_micro_batch: int = Field(default=8192, ge=1)
     """Token budget of a micro-batch, padding included. A longer sequence gets one of its own."""
-    head_chunk: int = Field(2048, ge=1)
+    head_chunk: int = Field(default=2048, ge=1)
     """Tokens per chunk of the LM head: at most [head_chunk, vocabulary / tensor] logits exist at once."""
     recompute: Literal["none", "selective", "full"] = "none"
     """Activation recomputation in the backward pass."""
     distributed_optimizer: bool = True
     """Shard optimizer state over data-parallel replicas."""
-    timeout_minutes: float = Field(30.0, gt=0)
+    timeout_minutes: float = Field(default=30.0, gt=0)
     """A collective that takes longer ends the run."""
 
 
 class OptimizerSettings(Section):
-    lr: float = Field(1e-6, gt=0)
+    lr: float = Field(default=1e-6, gt=0)
     """Peak learning rate (AdamW)."""
-    min_lr: float = Field(0.0, ge=0)
+    min_lr: float = Field(default=0.0, ge=0)
     """Where `cosine` and `linear` end."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     """Learning rate after the warm-up."""
-    warmup_steps: int = Field(10, ge=0)
+    warmup_steps: int = Field(default=10, ge=0)
     """Steps (not updates) of linear warm-up from 0."""
-    weight_decay: float = Field(0.1, ge=0)
+    weight_decay: float = Field(default=0.1, ge=0)
     """Decoupled weight decay; norms and biases have none."""
-    beta1: float = Field(0.9, ge=0, lt=1)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
     """Adam's first-moment decay."""
-    beta2: float = Field(0.999, ge=0, lt=1)
+    beta2: float = Field(default=0.999, ge=0, lt=1)
     """Adam's second-moment decay."""
-    eps: float = Field(1e-8, gt=0)
+    eps: float = Field(default=1e-8, gt=0)
     """Adam's epsilon."""
-    clip_grad: float = Field(1.0, ge=0)
+    clip_grad: float = Field(default=1.0, ge=0)
     """Global gradient norm is clipped to this; 0 does not clip."""

@@ -29,7 +29,7 @@ class DatasetSettings(Section):
     name: str | None = None
     """Configuration of a Hugging Face data set; for an evaluation set: what to call it in metrics."""
     fields: FieldMap = FieldMap()
-    limit: int | None = Field(None, ge=1)
+    limit: int | None = Field(default=None, ge=1)
     """Use only the first so many rows."""
 
 
@@ -52,9 +52,9 @@ class DataSettings(Section):
     evaluation: list[DatasetSettings] = []
     """Held-out sets."""
     template: TemplateSettings = TemplateSettings()
-    prompts_per_step: int = Field(64, ge=1)
+    prompts_per_step: int = Field(default=64, ge=1)
     """Prompts of one step, over all replicas (sft: examples)."""
-    max_prompt_tokens: int = Field(1024, ge=1)
+    max_prompt_tokens: int = Field(default=1024, ge=1)
     """Longer prompts are left out and counted."""
     shuffle: bool = True
     """A new seeded order in every epoch."""

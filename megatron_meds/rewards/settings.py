@@ -15,9 +15,9 @@ class FormatSettings(Section):
 
 
 class OverlongSettings(Section):
-    buffer: int = Field(0, ge=0)
+    buffer: int = Field(default=0, ge=0)
     """Tokens before `rollout.max_tokens` in which the penalty grows from 0 to -factor (DAPO); 0: none."""
-    factor: float = Field(1.0, ge=0)
+    factor: float = Field(default=1.0, ge=0)
     """Penalty at the limit."""
     filter: bool = False
     """Leave truncated responses out of the loss (overlong filtering)."""

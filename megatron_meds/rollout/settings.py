@@ -11,11 +11,11 @@ from megatron_meds.section import Section
 class ServerSettings(Section):
     placement: Literal["separate", "external"] = "separate"
     """`separate`: started here, on devices (or cores) of their own; `external`: the `urls` of servers that run."""
-    count: int = Field(1, ge=1)
+    count: int = Field(default=1, ge=1)
     """Servers to start on each node."""
     urls: list[str] = []
     """Base URLs for `external`, such as http://10.0.0.5:8000."""
-    tensor_parallel: int = Field(1, ge=1)
+    tensor_parallel: int = Field(default=1, ge=1)
     """Tensor-parallel workers of each server."""
     devices: list[int] | None = None
     """GPUs for the servers, `tensor_parallel` each. None: those after the actor's."""
@@ -23,19 +23,19 @@ class ServerSettings(Section):
     """Interpreter that has vLLM; None: the trainer's own."""
     host: str = "127.0.0.1"
     """Address the servers bind to."""
-    port: int | None = Field(None, ge=1, le=65535)
+    port: int | None = Field(default=None, ge=1, le=65535)
     """First port; None: free ones are chosen."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the servers; `auto`: that of the actor."""
-    max_model_len: int | None = Field(None, ge=1)
+    max_model_len: int | None = Field(default=None, ge=1)
     """Longest prompt plus response; None: `data.max_prompt_tokens` + `rollout.max_tokens`."""
-    max_num_seqs: int = Field(256, ge=1)
+    max_num_seqs: int = Field(default=256, ge=1)
     """Sequences decoded at once by a server."""
-    kv_cache_gib: float = Field(1.0, gt=0)
+    kv_cache_gib: float = Field(default=1.0, gt=0)
     """KV cache of a CPU server, GiB."""
-    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     """Share of a GPU's memory a server may take."""
-    block_size: int | None = Field(None, ge=1)
+    block_size: int | None = Field(default=None, ge=1)
     """Tokens of a KV-cache block; None: vLLM's default (32 on CPU, so that prefixes are reused)."""
     enforce_eager: bool | Literal["auto"] = "auto"
     """No CUDA graphs / compilation; `auto`: on CPU."""
@@ -43,38 +43,38 @@ class ServerSettings(Section):
     """`VLLM_CPU_OMP_THREADS_BIND` of a CPU server, such as `0-1`; None: vLLM chooses."""
     extra_args: list[str] = []
     """Further arguments of vLLM's api_server."""
-    start_timeout_seconds: float = Field(600.0, gt=0)
+    start_timeout_seconds: float = Field(default=600.0, gt=0)
     """A server that is not ready by then fails the run, with the tail of its log."""
-    restarts: int = Field(3, ge=0)
+    restarts: int = Field(default=3, ge=0)
     """Times a dead server is started again before the run stops."""
 
 
 class DynamicSamplingSettings(Section):
     enabled: bool = False
     """Drop groups whose answers are all right or all wrong and sample others (DAPO)."""
-    max_rounds: int = Field(10, ge=1)
+    max_rounds: int = Field(default=10, ge=1)
     """Sampling rounds for one step; afterwards the step goes on with the groups there are."""
 
 
 class RolloutSettings(Section):
     server: ServerSettings = ServerSettings()
-    samples_per_prompt: int = Field(8, ge=1)
+    samples_per_prompt: int = Field(default=8, ge=1)
     """Trajectories of each prompt: a group."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature; the trainer divides its logits by the same."""
     top_p: float = 1.0
     """Must be 1 while training: anything else biases the probability ratio."""
     top_k: int = -1
     """Must be -1 (off) while training."""
-    max_tokens: int = Field(1024, ge=1)
+    max_tokens: int = Field(default=1024, ge=1)
     """Longest response, tokens."""
     stop_token_ids: list[int] = []
     """Further token ids that end a response; the tokenizer's end-of-text tokens always do."""
-    request_timeout_seconds: float = Field(1800.0, gt=0)
+    request_timeout_seconds: float = Field(default=1800.0, gt=0)
     """One prompt's samples must arrive within this."""
-    retries: int = Field(3, ge=0)
+    retries: int = Field(default=3, ge=0)
     """Times a failed request is sent again."""
-    concurrency: int = Field(256, ge=1)
+    concurrency: int = Field(default=256, ge=1)
     """Requests in flight per replica."""
     dynamic_sampling: DynamicSamplingSettings = DynamicSamplingSettings()
 

@@ -6,9 +6,9 @@ from megatron_meds.section import Section
 
 
 class VerifySettings(Section):
-    workers: int = Field(2, ge=1)
+    workers: int = Field(default=2, ge=1)
     """Processes that grade answers, per replica head."""
-    timeout_seconds: float = Field(5.0, gt=0)
+    timeout_seconds: float = Field(default=5.0, gt=0)
     """Wall clock an answer may take; then its worker is killed, the verdict is wrong, and it is counted."""
     function: str | None = None
     """`module:name` of your own `(response: str, gold: str) -> bool`, run in the same workers."""
