@@ -1,0 +1,101 @@
+"""Sums that replicas add up: means, extremes and counts of a step by name.
+
+Knows trajectories, scores and the ledger; not where the numbers are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from megatron_meds.trajectory import RewardLedger, Trajectory
+
+
+@dataclass
+class Sums:
+    """Numbers of one replica; `merge` those of all replicas, then read `values`."""
+
+    means: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """name -> (sum, count)"""
+    maxima: dict[str, float] = field(default_factory=dict)
+    totals: dict[str, float] = field(default_factory=dict)
+
+    def mean(self, name: str, values: Iterable[float] | np.ndarray) -> None:
+        """Add values whose mean over all replicas is wanted. No values: the name stays out."""
+        array = np.asarray(list(values) if not isinstance(values, np.ndarray) else values, dtype=np.float64)
+        self.ratio(name, float(array.sum()), float(array.size))
+
+    def ratio(self, name: str, total: float, count: float) -> None:
+        """Add to a quotient of two sums."""
+        before = self.means.get(name, (0.0, 0.0))
+        self.means[name] = (before[0] + total, before[1] + count)
+
+    def maximum(self, name: str, value: float) -> None:
+        self.maxima[name] = max(self.maxima.get(name, value), value)
+
+    def total(self, name: str, value: float) -> None:
+        self.totals[name] = self.totals.get(name, 0.0) + value
+
+    @classmethod
+    def merge(cls, parts: Sequence[Sums]) -> Sums:
+        """The sums of all replicas."""
+        whole = cls()
+        for part in parts:
+            for name, (total, count) in part.means.items():
+                whole.ratio(name, total, count)
+            for name, value in part.maxima.items():
+                whole.maximum(name, value)
+            for name, value in part.totals.items():
+                whole.total(name, value)
+        return whole
+
+    def values(self) -> dict[str, float]:
+        """One number per name; means over nothing are left out."""
+        means = {name: total / count for name, (total, count) in self.means.items() if count}
+        return means | self.maxima | self.totals
+
+
+def describe(sums: Sums, trajectories: Sequence[Trajectory]) -> None:
+    """Accuracy, lengths, truncation and verdicts of sampled trajectories."""
+    sums.mean("accuracy", [float(bool(t.correct)) for t in trajectories])
+    sums.mean("length", [float(len(t)) for t in trajectories])
+    sums.mean("truncated", [float(t.truncated) for t in trajectories])
+    sums.total("response_tokens", float(sum(len(t) for t in trajectories)))
+    sums.total("prompt_tokens", float(sum(len(t.prompt.token_ids) for t in trajectories)))
+    for verdict in ("no box", "timeout", "crash"):
+        sums.mean(f"verdict/{verdict.replace(' ', '_')}", [float(t.verdict == verdict) for t in trajectories])
+
+
+def describe_rewards(sums: Sums, ledger: RewardLedger) -> None:
+    """Mean reward of a trajectory, by source and in all; samples without a score are left out."""
+    for source in ledger.sources:
+        totals = ledger.totals(source)
+        sums.mean(f"reward/{source}", totals[np.isfinite(totals)])
+    totals = ledger.totals()
+    sums.mean("reward/total", totals[np.isfinite(totals)])
+
+
+def describe_mismatch(sums: Sums, trajectories: Sequence[Trajectory]) -> None:
+    """How far the actor's log-probabilities lie from those of the servers, on the sampled tokens.
+
+    `mismatch/kl` is the k3 estimate of KL(server || actor): mean of e^d - 1 - d with
+    d = log p_actor - log p_server. Tokens without a server log-probability are left out and counted.
+    """
+    for t in trajectories:
+        assert t.logprobs is not None  # scored before
+        gap = t.logprobs.astype(np.float64) - np.asarray(t.rollout_logprobs, dtype=np.float64)
+        known = gap[np.isfinite(gap)]
+        sums.ratio("mismatch/abs", float(np.abs(known).sum()), known.size)
+        sums.ratio("mismatch/kl", float((np.expm1(known) - known).sum()), known.size)
+        sums.total("mismatch/unknown_tokens", float(gap.size - known.size))
+        if known.size:
+            sums.maximum("mismatch/max", float(np.abs(known).max()))
+
+
+def describe_entropy(sums: Sums, trajectories: Sequence[Trajectory]) -> None:
+    """Mean token entropy of the policy before the update, nats."""
+    for t in trajectories:
+        assert t.entropy is not None  # scored before
+        sums.ratio("entropy", float(t.entropy.sum()), t.entropy.size)
