@@ -7,11 +7,15 @@ the work a few times for no reason, and boxes its result. Knows nothing of token
 
 from __future__ import annotations
 
+import json
 import operator
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+TRAIN_PROBLEMS = 4096
+HELD_OUT_PROBLEMS = 512
 OPERANDS = range(2, 13)
 OPERAND_COUNTS = {2: 0.1, 3: 0.4, 4: 0.5}
 """How often a problem has so many operands. There are only 363 problems of two."""
@@ -171,3 +175,23 @@ def draw_traces(rng: random.Random, count: int, held_out: set[str]) -> Iterator[
             "checks": checks,
         }
         made += 1
+
+
+def write_rows(path: Path, rows: Iterable[dict]) -> None:
+    """Write JSON lines; makes the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_problems(out: Path, seed: int) -> set[str]:
+    """Write the two problem sets, which share no question; returns the held-out questions."""
+    drawn = draw_problems(random.Random(seed), TRAIN_PROBLEMS + HELD_OUT_PROBLEMS)
+    held_out = drawn[:HELD_OUT_PROBLEMS]
+    write_rows(out / "heldout.jsonl", map(problem_row, held_out))
+    write_rows(out / "train.jsonl", map(problem_row, drawn[HELD_OUT_PROBLEMS:]))
+    return {problem.question for problem in held_out}
+
+
+def write_traces(path: Path, count: int, seed: int, held_out: set[str]) -> None:
+    """Write `count` traces, none about a held-out problem."""
+    write_rows(path, draw_traces(random.Random(seed + 1), count, held_out))
