@@ -1,0 +1,318 @@
+"""What can be known to go wrong before any process starts: layouts, batches, files, ports, devices.
+
+Looks at files, ports and the kernel's list of GPUs. Needs no torch and starts nothing. Each check yields
+its faults, so that one run of `check` tells all of them.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import re
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from megatron_meds import machine
+from megatron_meds.actor.shape import ModelShape, UnsupportedModel, check_layout, read_model_config
+from megatron_meds.arithmetic import model_ranks, own_world_size, replicas
+from megatron_meds.config import Settings, SettingsError
+
+_FUNCTION = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+_COLUMN = re.compile(r"^(last_box|first)\((.+)\)$")
+
+
+@dataclass(frozen=True)
+class Job:
+    """The ranks a run has, and whether this process is the one that looks at ports."""
+
+    world_size: int
+    ranks_per_node: int
+    launcher: bool
+    """Nothing runs yet: ports must be free, and the ranks must fit this machine."""
+
+    @classmethod
+    def own(cls, settings: Settings) -> Job:
+        """The ranks `train` would start on this machine."""
+        size = own_world_size(settings.actor.layout)
+        return cls(size, size, launcher=True)
+
+
+def device(settings: Settings) -> str:
+    """`cuda` or `cpu`: where the actor runs."""
+    if settings.actor.device != "auto":
+        return settings.actor.device
+    return "cuda" if machine.gpus() else "cpu"
+
+
+def transport(settings: Settings) -> str:
+    """`nccl` or `shm`: how weights travel."""
+    if settings.weights.transport != "auto":
+        return settings.weights.transport
+    return "nccl" if device(settings) == "cuda" else "shm"
+
+
+def check(settings: Settings, job: Job | None = None) -> None:
+    """Refuse what cannot work, before any process group exists.
+
+    Raises:
+        SettingsError: all faults found, a line each.
+    """
+    faults = list(find_faults(settings, job or Job.own(settings)))
+    if faults:
+        raise SettingsError(faults)
+
+
+def find_faults(settings: Settings, job: Job) -> Iterator[str]:
+    """Every fault as one line: the key, what is wrong with it, what to change."""
+    yield from _ranks(settings, job)
+    yield from _model(settings)
+    yield from _batch(settings, job)
+    yield from _devices(settings, job)
+    yield from _optimizer(settings)
+    yield from _run(settings)
+    yield from _data(settings)
+    yield from _functions(settings)
+    if settings.algorithm.name != "sft":
+        yield from _rollout(settings)
+        yield from _servers(settings, job)
+        yield from _reward(settings)
+
+
+def _ranks(settings: Settings, job: Job) -> Iterator[str]:
+    layout = settings.actor.layout
+    size = model_ranks(layout)
+    parts = f"tensor {layout.tensor} x pipeline {layout.pipeline} x context {layout.context}"
+    if job.world_size % size:
+        yield f"actor.layout: {job.world_size} ranks cannot hold whole copies of {parts} = {size} ranks"
+    elif layout.data != "auto" and layout.data * size != job.world_size:
+        yield (
+            f"actor.layout.data = {layout.data}: {parts} x data {layout.data} needs {layout.data * size} "
+            f"ranks, the launcher started {job.world_size}; set it to {job.world_size // size} or auto"
+        )
+
+
+def _model(settings: Settings) -> Iterator[str]:
+    folder = settings.model.path
+    if not folder.is_dir():
+        yield f"model.path = {folder}: no such folder; it must hold a Hugging Face model"
+        return
+    if not (folder / "config.json").is_file():
+        yield f"model.path = {folder}: holds no config.json; it must hold a Hugging Face model"
+        return
+    if settings.model.weights == "load" and not any(folder.glob("*.safetensors")):
+        yield f"model.path = {folder}: holds no *.safetensors; add them, or set model.weights=random"
+    if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file():
+        yield f"model.path = {folder}: holds no tokenizer (tokenizer.json); copy the model's own there"
+    try:
+        shape = read_model_config(folder)
+    except UnsupportedModel as error:
+        yield f"model.path = {folder}: {error}"
+        return
+    yield from check_layout(shape, settings.actor.layout)
+    yield from _limits(settings, shape)
+
+
+def _limits(settings: Settings, shape: ModelShape) -> Iterator[str]:
+    longest = settings.data.max_prompt_tokens + settings.rollout.max_tokens
+    if longest > shape.max_positions:
+        yield (
+            f"data.max_prompt_tokens + rollout.max_tokens = {longest}: the model has "
+            f"{shape.max_positions} positions; lower one of them"
+        )
+    beyond = [i for i in settings.rollout.stop_token_ids if not 0 <= i < shape.vocab]
+    if beyond:
+        yield f"rollout.stop_token_ids = {beyond}: the vocabulary has {shape.vocab} entries, from 0"
+
+
+def _batch(settings: Settings, job: Job) -> Iterator[str]:
+    prompts, mini = settings.data.prompts_per_step, settings.algorithm.mini_batch_prompts
+    count = replicas(settings.actor.layout, job.world_size)
+    if prompts < count:
+        yield (
+            f"data.prompts_per_step = {prompts}: fewer than the {count} data-parallel replicas; "
+            f"raise it to {count} or more, or lower actor.layout.data"
+        )
+    if mini is not None and mini > prompts:
+        yield (
+            f"algorithm.mini_batch_prompts = {mini}: larger than data.prompts_per_step = {prompts}; "
+            "lower it, or leave it null for one update a step"
+        )
+    elif mini is not None and mini < count:
+        yield (
+            f"algorithm.mini_batch_prompts = {mini}: fewer than the {count} data-parallel replicas; "
+            f"raise it to {count} or more"
+        )
+    if settings.algorithm.name in ("grpo", "dapo") and settings.rollout.samples_per_prompt < 2:
+        yield (
+            f"rollout.samples_per_prompt = 1: {settings.algorithm.name} compares the answers to one prompt "
+            "and would learn nothing; take 2 or more"
+        )
+
+
+def _devices(settings: Settings, job: Job) -> Iterator[str]:
+    actor, present = settings.actor, machine.gpus()
+    kind = device(settings)
+    if kind == "cuda" and not present:
+        yield "actor.device = cuda: no NVIDIA GPU is visible; set it to cpu, or see `megatron-meds doctor`"
+    if kind == "cuda" and present and job.ranks_per_node > present:
+        yield f"actor.layout: {job.ranks_per_node} ranks here need a GPU each, there are {present}; lower it"
+    if kind == "cpu" and settings.model.attention == "te":
+        yield "model.attention = te: transformer-engine needs a GPU; set it to auto or sdpa"
+    if kind == "cpu" and actor.layout.context > 1:
+        yield "actor.layout.context: context parallelism needs transformer-engine and GPUs; set it to 1"
+
+
+def _optimizer(settings: Settings) -> Iterator[str]:
+    optimizer = settings.optimizer
+    if optimizer.min_lr > optimizer.lr:
+        yield f"optimizer.min_lr = {optimizer.min_lr}: above optimizer.lr = {optimizer.lr}"
+
+
+def _run(settings: Settings) -> Iterator[str]:
+    run = settings.run
+    if run.folder.exists() and not run.folder.is_dir():
+        yield f"run.folder = {run.folder}: a file is in the way"
+    elif run.resume == "never" and run.folder.is_dir() and any(run.folder.iterdir()):
+        yield (
+            f"run.folder = {run.folder}: already holds a run; choose another run.name, delete the folder, "
+            "or set run.resume=auto to go on with it"
+        )
+    if isinstance(run.resume, Path) and not run.resume.is_dir():
+        yield f"run.resume = {run.resume}: no such folder; give a checkpoint's, or auto"
+    if run.evaluate_every and not settings.data.evaluation:
+        yield f"run.evaluate_every = {run.evaluate_every}: there is no data.evaluation set to evaluate on"
+
+
+def _data(settings: Settings) -> Iterator[str]:
+    supervised = settings.algorithm.name == "sft"
+    if not settings.data.train:
+        yield "data.train: names no data set; list at least one, such as [{path: problems.jsonl}]"
+    for group, sets in (("train", settings.data.train), ("evaluation", settings.data.evaluation)):
+        for place, one in enumerate(sets):
+            key = f"data.{group}.{place}"
+            if os.path.isabs(one.path) and not Path(one.path).exists():
+                yield f"{key}.path = {one.path}: no such file or folder"
+            if supervised and group == "train" and one.fields.response is None:
+                yield f"{key}.fields.response: sft needs the column that holds the response to learn"
+            if one.fields.answer is None and not (supervised and group == "train"):
+                yield f"{key}.fields.answer: null, but answers are graded against it; name the column"
+            elif one.fields.answer and "(" in one.fields.answer and not _COLUMN.match(one.fields.answer):
+                yield (
+                    f"{key}.fields.answer = {one.fields.answer!r}: "
+                    "should be a column, last_box(column) or first(column)"
+                )
+
+
+def _functions(settings: Settings) -> Iterator[str]:
+    for key, name in (
+        ("reward.function", settings.reward.function),
+        ("verify.function", settings.verify.function),
+    ):
+        if name is None:
+            continue
+        if not _FUNCTION.match(name):
+            yield f"{key} = {name!r}: should read module:name"
+            continue
+        package = name.partition(":")[0].partition(".")[0]
+        if importlib.machinery.PathFinder.find_spec(package, [os.getcwd(), *sys.path]) is None:
+            yield f"{key} = {name!r}: no module {package!r} in the working directory, PYTHONPATH or installed"
+
+
+def _rollout(settings: Settings) -> Iterator[str]:
+    rollout, data = settings.rollout, settings.data
+    longest = data.max_prompt_tokens + rollout.max_tokens
+    given = rollout.server.max_model_len
+    if given is not None and given < longest:
+        yield (
+            f"rollout.server.max_model_len = {given}: below data.max_prompt_tokens + rollout.max_tokens = "
+            f"{longest}; raise it, or leave it null"
+        )
+
+
+def _servers(settings: Settings, job: Job) -> Iterator[str]:
+    server = settings.rollout.server
+    if server.placement == "external":
+        yield from _external(settings)
+        return
+    if server.urls:
+        yield "rollout.server.urls: only for rollout.server.placement=external; set that, or drop the urls"
+    if server.python is not None and not os.access(server.python, os.X_OK):
+        yield f"rollout.server.python = {server.python}: no such program; give an interpreter that has vLLM"
+    kind, way = device(settings), transport(settings)
+    if way == "nccl" and kind == "cpu":
+        yield "weights.transport = nccl: needs a GPU on both sides; set it to auto or shm"
+    if way == "shm" and kind == "cuda":
+        yield "weights.transport = shm: serves an actor and servers on CPU; set it to auto or nccl"
+    if kind == "cuda":
+        yield from _server_devices(settings, job)
+    if job.launcher and server.port is not None:
+        yield from _ports(server.host, server.port, server.count)
+
+
+def _external(settings: Settings) -> Iterator[str]:
+    urls = settings.rollout.server.urls
+    if not urls:
+        yield "rollout.server.urls: placement external needs the servers' urls, such as [http://10.0.0.5:8000]"
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            yield f"rollout.server.urls: {url!r} is no http://host:port"
+        elif transport(settings) == "shm" and parts.hostname not in ("127.0.0.1", "localhost", "::1"):
+            yield f"weights.transport = shm: works within one machine, and {url} may be another; use nccl"
+    for url in {u for u in urls if urls.count(u) > 1}:
+        yield f"rollout.server.urls: {url} is listed twice; each server once"
+
+
+def _server_devices(settings: Settings, job: Job) -> Iterator[str]:
+    server, present = settings.rollout.server, machine.gpus()
+    need = server.count * server.tensor_parallel
+    if server.devices is None:
+        if present and job.ranks_per_node + need > present:
+            yield (
+                f"rollout.server: {server.count} servers of {server.tensor_parallel} GPUs beside "
+                f"{job.ranks_per_node} actor ranks need {job.ranks_per_node + need}, there are {present}; "
+                "lower rollout.server.count or tensor_parallel, or the actor's layout"
+            )
+        return
+    if len(set(server.devices)) != need:
+        yield (
+            f"rollout.server.devices = {server.devices}: {server.count} servers of {server.tensor_parallel} "
+            f"GPUs need {need} different ones"
+        )
+    taken = sorted(d for d in server.devices if d < job.ranks_per_node)
+    if taken:
+        yield f"rollout.server.devices: GPUs {taken} are the actor's (the first {job.ranks_per_node})"
+    absent = sorted(d for d in server.devices if d >= present)
+    if present and absent:
+        yield f"rollout.server.devices: GPUs {absent} are not here, there are {present}"
+
+
+def _ports(host: str, first: int, count: int) -> Iterator[str]:
+    for port in range(first, first + count):
+        if port > 65535:
+            yield f"rollout.server.port = {first}: {count} servers need ports up to {port}, beyond 65535"
+            return
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                yield (
+                    f"rollout.server.port = {first}: cannot listen on {host}:{port} ({error.strerror}); "
+                    "choose another rollout.server.port, or null for free ones"
+                )
+
+
+def _reward(settings: Settings) -> Iterator[str]:
+    reward, longest = settings.reward, settings.rollout.max_tokens
+    if reward.overlong.buffer > longest:
+        yield f"reward.overlong.buffer = {reward.overlong.buffer}: larger than rollout.max_tokens = {longest}"
+    if reward.function_replaces_outcome and reward.function is None:
+        yield "reward.function_replaces_outcome: there is no reward.function to replace the outcome with"
+    if reward.form.unclosed and reward.form.think_close is None:
+        yield "reward.form.unclosed: needs reward.form.think_close, the text that closes the reasoning"

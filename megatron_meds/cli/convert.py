@@ -1,0 +1,58 @@
+"""`megatron-meds convert`: weights from one place and form to another."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Dtype(StrEnum):
+    """Precisions a checkpoint can be written in."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"
+
+
+TORCH_NAMES = {Dtype.BF16: "bfloat16", Dtype.FP16: "float16", Dtype.FP32: "float32"}
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(help="Hugging Face folder (config.json, safetensors).")],
+    target: Annotated[Path, typer.Argument(help="Hugging Face folder to write.")],
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Precision of the target; left out: that of the source.")
+    ] = None,
+    max_shard_gib: Annotated[
+        float, typer.Option(help="Size of a safetensors file, GiB.", min=0.001)
+    ] = 5.0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a target that is there.")] = False,
+) -> None:
+    """Write a model's weights, config and tokenizer as a Hugging Face folder.
+
+    One tensor is in memory at a time; the target appears under its name only when it is whole.
+    """
+    _require_huggingface(source)
+    import torch
+
+    from megatron_meds.weights.huggingface import convert_huggingface
+
+    chosen = getattr(torch, TORCH_NAMES[dtype]) if dtype else None
+    try:
+        written = convert_huggingface(
+            source, target, dtype=chosen, max_shard_gib=max_shard_gib, overwrite=overwrite
+        )
+    except (ValueError, OSError) as error:
+        raise typer.BadParameter(str(error)) from error
+    typer.echo(f"{target}: {written / 2**30:.3f} GiB of tensors")
+
+
+def _require_huggingface(source: Path) -> None:
+    """Say what is wrong with a source before torch is loaded."""
+    if not source.is_dir():
+        raise typer.BadParameter(f"{source} is not a folder", param_hint="SOURCE")
+    if not (source / "config.json").is_file():
+        raise typer.BadParameter(f"{source} has no config.json: not a Hugging Face folder", param_hint="SOURCE")

@@ -1,0 +1,69 @@
+"""Ranks that somebody else started: reads what torchrun or srun say about this process.
+
+Knows environment variables only; imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Rank:
+    """This process among those of the run."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+
+
+def adopt(environ: MutableMapping[str, str] = os.environ) -> Rank | None:
+    """The rank an outer torchrun or srun gave this process; None where `train` has to start the ranks.
+
+    Under srun with several tasks the variables that torch reads (RANK, WORLD_SIZE, LOCAL_RANK,
+    LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) are set from Slurm's; MASTER_ADDR and MASTER_PORT that
+    are set already stay. A single task is a place to start ranks from, not a rank.
+    """
+    if "RANK" not in environ and int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        _from_slurm(environ)
+    if "RANK" not in environ:
+        return None
+    world_size = int(environ["WORLD_SIZE"])
+    return Rank(
+        rank=int(environ["RANK"]),
+        world_size=world_size,
+        local_rank=int(environ["LOCAL_RANK"]),
+        local_world_size=int(environ.get("LOCAL_WORLD_SIZE", world_size)),
+    )
+
+
+def _from_slurm(environ: MutableMapping[str, str]) -> None:
+    tasks = _tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", environ["SLURM_STEP_NUM_TASKS"]))
+    environ["RANK"] = environ["SLURM_PROCID"]
+    environ["WORLD_SIZE"] = environ["SLURM_STEP_NUM_TASKS"]
+    environ["LOCAL_RANK"] = environ["SLURM_LOCALID"]
+    environ["LOCAL_WORLD_SIZE"] = str(tasks[int(environ.get("SLURM_NODEID", "0"))])
+    one_node = len(tasks) == 1
+    environ.setdefault("MASTER_ADDR", "127.0.0.1" if one_node else first_host(environ["SLURM_STEP_NODELIST"]))
+    # Steps of one job may run side by side: each gets a port of its own.
+    step = int(environ["SLURM_JOB_ID"]) * 16 + int(environ.get("SLURM_STEP_ID", "0"))
+    environ.setdefault("MASTER_PORT", str(20000 + step % 20000))
+
+
+def _tasks_per_node(text: str) -> list[int]:
+    """`4(x2),1` is [4, 4, 1]."""
+    counts: list[int] = []
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        counts += [int(count)] * int(times or 1)
+    return counts
+
+
+def first_host(nodes: str) -> str:
+    """First host of a Slurm list: `gpu[03-05,9],login1` is `gpu03`."""
+    match = re.match(r"([^,\[]*)(?:\[(\w+)[^\]]*\]([^,\[]*))?", nodes)
+    assert match is not None, "the pattern matches the empty string"
+    return "".join(part or "" for part in match.groups())

@@ -1,0 +1,41 @@
+"""One rank of a run: what torchrun starts, `python -m megatron_meds.cli.rank SETTINGS.json`.
+
+An uncaught error is written to the folder ERRORS_FOLDER names and not printed: the launcher prints the
+one that came first, because the others only say that a peer is gone.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+from megatron_meds.config import Settings
+
+ERRORS_FOLDER = "MEGATRON_MEDS_ERRORS"
+
+
+def _write_down(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """An excepthook: the traceback goes to a file of this rank."""
+    if issubclass(kind, KeyboardInterrupt):
+        return
+    text = "".join(traceback.format_exception(kind, error, trace))
+    (Path(os.environ[ERRORS_FOLDER]) / f"rank_{os.environ['RANK']}.txt").write_text(text)
+
+
+def main() -> None:
+    """Train by the settings in the JSON file that the first argument names."""
+    faulthandler.enable()
+    if ERRORS_FOLDER in os.environ:
+        sys.excepthook = _write_down
+    settings = Settings.model_validate_json(Path(sys.argv[1]).read_text())
+    from megatron_meds.train import train
+
+    train(settings)
+
+
+if __name__ == "__main__":
+    main()
