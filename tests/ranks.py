@@ -45,6 +45,11 @@ class RankPool:
         self._torchrun: subprocess.Popen[bytes] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
+    @property
+    def pids(self) -> list[int]:
+        """Process ids by rank; none before the first `run`."""
+        return list(self._pids)
+
     def run(
         self, body: str, layout: dict[str, Any] | None = None, timeout: float = 300.0, **kwargs: Any
     ) -> list[Any]:
@@ -78,7 +83,7 @@ class RankPool:
         if not failures and not waiting:
             return [results[rank] for rank in range(self.world_size)]
         message = self._report(body, timeout, failures, sorted(waiting.values()))
-        self.close(kill=True)
+        self.close()
         raise RankFailure(message)
 
     def _report(self, body: str, timeout: float, failures: dict[int, str], silent: list[int]) -> str:
@@ -125,7 +130,7 @@ class RankPool:
             assert self._torchrun is not None
             if self._torchrun.poll() is not None or time.monotonic() > deadline:
                 tail = self._log_tail()
-                self.close(kill=True)
+                self.close()
                 raise RankFailure(f"{self.world_size} ranks did not start:\n{tail}")
             try:
                 connection = listener.accept()
@@ -136,17 +141,14 @@ class RankPool:
         self._ranks = [called[rank][0] for rank in range(self.world_size)]
         self._pids = [called[rank][1] for rank in range(self.world_size)]
 
-    def close(self, kill: bool = False) -> None:
-        """End the ranks; `kill` does not wait for them. The next `run` starts new ones."""
+    def close(self) -> None:
+        """End the ranks, whatever they do. The next `run` starts new ones."""
         for connection in self._ranks:
-            connection.close()  # an idle rank returns when its connection ends
+            connection.close()
         if self._torchrun is not None:
-            try:
-                self._torchrun.wait(timeout=0 if kill else 15)
-            except subprocess.TimeoutExpired:
-                for pid in [*self._pids, self._torchrun.pid]:
-                    _kill(pid)
-                self._torchrun.wait()
+            for pid in [self._torchrun.pid, *self._pids]:
+                _kill(pid)
+            self._torchrun.wait()
         if self._folder is not None:
             self._folder.cleanup()
         self._ranks, self._pids, self._torchrun, self._folder = [], [], None, None

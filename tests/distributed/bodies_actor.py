@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from megatron_meds.actor.mesh import Mesh
 
 
@@ -38,22 +36,12 @@ def exchange(mesh: Mesh) -> dict[str, object]:
     }
 
 
-def gather_heads_everywhere(mesh: Mesh) -> list[object]:
-    return mesh.gather_heads(mesh.rank)
-
-
-def without_mesh(value: int) -> int:
-    return value + 1
-
-
-def fail_on(mesh: Mesh, rank: int) -> None:
-    """One rank raises while the others wait for it."""
-    if mesh.rank == rank:
-        raise ValueError(f"rank {rank} fails on purpose")
-    mesh.barrier()
-
-
-def sleep_on(mesh: Mesh, rank: int, seconds: float) -> None:
-    if mesh.rank == rank:
-        time.sleep(seconds)
-    mesh.barrier()
+def refusal_to_gather(mesh: Mesh) -> str:
+    """What a rank that is no head is told when it joins the heads' collective."""
+    if mesh.is_head:
+        return ""
+    try:
+        mesh.gather_heads(mesh.rank)
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError("gather_heads took part")
