@@ -1,5 +1,6 @@
 """Settings of the data."""
 
+from pathlib import PurePath
 from typing import Literal
 
 from pydantic import Field
@@ -9,7 +10,8 @@ from megatron_meds.section import Section
 
 class FieldMap(Section):
     question: str = "question"
-    """Column of the problem's text."""
+    """Column of the problem's text, or of a list of messages, whose user message it is. Dots reach into
+    nested columns (`reward_model.ground_truth`), in every field."""
     answer: str | None = "answer"
     """Column of the reference answer. `last_box(column)` takes the last box of a solution text,
     `first(column)` the first entry of a list. None: rows without an answer (sft)."""
@@ -26,11 +28,20 @@ class DatasetSettings(Section):
     """A .jsonl or .parquet file, a folder of them, or the name of a Hugging Face data set."""
     split: str = "train"
     """Split of a Hugging Face data set."""
+    config: str | None = None
+    """Configuration of a Hugging Face data set."""
     name: str | None = None
-    """Configuration of a Hugging Face data set; for an evaluation set: what to call it in metrics."""
+    """What to call the set in metrics and messages; None: the last part of `path`, less its suffix."""
     fields: FieldMap = FieldMap()
     limit: int | None = Field(default=None, ge=1)
     """Use only the first so many rows."""
+    incomplete: Literal["error", "skip"] = "error"
+    """Rows that lack a column of `fields` or leave it empty: end the run, or are left out and counted."""
+
+    @property
+    def label(self) -> str:
+        """`name`, or the last part of `path` less its suffix."""
+        return self.name or PurePath(self.path).stem
 
 
 class TemplateSettings(Section):
@@ -38,7 +49,7 @@ class TemplateSettings(Section):
     """`chat`: the tokenizer's chat template; `qwen-math`: Qwen2.5-Math's; `raw`: the question as it is."""
     system: str | None = None
     """System message; None: the template's own (qwen-math: the paper's step-by-step instruction)."""
-    options: dict[str, bool | int | str] = {}
+    options: dict[str, bool | int | str] = Field(default_factory=dict)
     """Options of the chat template, such as `enable_thinking`."""
     prefix: str = ""
     """Text before the question (raw)."""
@@ -47,9 +58,9 @@ class TemplateSettings(Section):
 
 
 class DataSettings(Section):
-    train: list[DatasetSettings] = []
+    train: list[DatasetSettings] = Field(default_factory=list)
     """Training sets, joined; questions that appear twice are asked once."""
-    evaluation: list[DatasetSettings] = []
+    evaluation: list[DatasetSettings] = Field(default_factory=list)
     """Held-out sets."""
     template: TemplateSettings = TemplateSettings()
     prompts_per_step: int = Field(default=64, ge=1)
