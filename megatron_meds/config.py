@@ -284,7 +284,7 @@ def _key(location: tuple[int | str, ...]) -> str:
     parts: list[str] = []
     annotation: Any = Settings
     for part in location:
-        if annotation is None:
+        if _inner(annotation)[0] is None and not isinstance(part, int):
             break
         parts.append(str(part))
         annotation = _member(annotation, str(part))
@@ -317,6 +317,8 @@ def _demand(key: str, detail: Any) -> str:
         return "must be set, it has no default"
     if kind in ("model_type", "model_attributes_type"):
         return "should be a section: settings below it, not a value"
+    if kind == "path_type":
+        return "should be a path"
     if kind == "value_error":
         return str(context["error"])
     if kind == "literal_error":

@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from megatron_meds.config import Settings
+from megatron_meds.config import Settings, SettingsError
 
 ERRORS_FOLDER = "MEGATRON_MEDS_ERRORS"
 
@@ -22,7 +22,11 @@ def _write_down(kind: type[BaseException], error: BaseException, trace: Tracebac
     """An excepthook: the traceback goes to a file of this rank."""
     if issubclass(kind, KeyboardInterrupt):
         return
-    text = "".join(traceback.format_exception(kind, error, trace))
+    if isinstance(error, SettingsError):
+        text = "".join(f"error: {fault}\n" for fault in error.faults)
+    else:
+        rank = os.environ["RANK"]
+        text = f"rank {rank} failed:\n" + "".join(traceback.format_exception(kind, error, trace))
     (Path(os.environ[ERRORS_FOLDER]) / f"rank_{os.environ['RANK']}.txt").write_text(text)
 
 
@@ -34,7 +38,13 @@ def main() -> None:
     settings = Settings.model_validate_json(Path(sys.argv[1]).read_text())
     from megatron_meds.train import train
 
-    train(settings)
+    try:
+        train(settings)
+    except SettingsError as error:
+        if ERRORS_FOLDER not in os.environ:
+            raise
+        _write_down(type(error), error, None)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from megatron_meds.cli.rank import ERRORS_FOLDER
 from megatron_meds.config import Settings
 
 
-def run_ranks(settings: Settings, world_size: int) -> int:
-    """Run `megatron_meds.cli.rank` on `world_size` ranks and wait for them.
+def run_ranks(settings: Settings, world_size: int, entry: str = "megatron_meds.cli.rank") -> int:
+    """Run the module `entry` on `world_size` ranks, with the path of the settings in JSON as its argument.
 
     Returns the exit code: 0, that of the rank that failed first (128 + n if signal n ended it), or
     128 + n where signal n told this process to stop. The failing rank's error is printed once.
@@ -29,7 +29,7 @@ def run_ranks(settings: Settings, world_size: int) -> int:
         arguments = errors / "settings.json"
         arguments.write_text(settings.model_dump_json())
         os.environ[ERRORS_FOLDER] = folder
-        return _torchrun(world_size, arguments, errors)
+        return _torchrun(world_size, entry, arguments, errors)
 
 
 def set_threads(ranks: int) -> None:
@@ -37,14 +37,14 @@ def set_threads(ranks: int) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, machine.cores() // ranks)))
 
 
-def _torchrun(world_size: int, arguments: Path, errors: Path) -> int:
+def _torchrun(world_size: int, entry: str, arguments: Path, errors: Path) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
     _quiet_torchrun()
     command = ["--standalone", "--nproc-per-node", str(world_size)]
-    command += ["--module", "megatron_meds.cli.rank", str(arguments)]
+    command += ["--module", entry, str(arguments)]
     try:
         run(parse_args(command))
     except ChildFailedError as failed:
@@ -66,8 +66,7 @@ def _quiet_torchrun() -> None:
 def _report(rank: int, exit_code: int, errors: Path) -> int:
     written = sorted(errors.glob("rank_*.txt"), key=lambda file: file.stat().st_mtime_ns)
     if written:
-        first = written[0].stem.removeprefix("rank_")
-        print(f"rank {first} failed:\n{written[0].read_text()}", file=sys.stderr, end="")
+        print(written[0].read_text(), file=sys.stderr, end="")
     elif exit_code < 0:
         name = signal.Signals(-exit_code).name
         hint = "; the kernel does this when memory runs out" if name == "SIGKILL" else ""
