@@ -10,6 +10,7 @@ the next `run` starts new ranks.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import importlib
 import os
@@ -31,7 +32,7 @@ GRACE = 5.0
 """Seconds the other ranks get to report after one has failed."""
 
 
-class RankFailure(AssertionError):
+class RankError(AssertionError):
     """A body failed on one or more ranks; the message holds their tracebacks."""
 
 
@@ -56,7 +57,7 @@ class RankPool:
         """Call `body` (`module:function`) on every rank; the results by rank.
 
         Raises:
-            RankFailure: a rank raised, died, or did not return within `timeout` seconds.
+            RankError: a rank raised, died, or did not return within `timeout` seconds.
         """
         if self._torchrun is None:
             self._start()
@@ -84,7 +85,7 @@ class RankPool:
             return [results[rank] for rank in range(self.world_size)]
         message = self._report(body, timeout, failures, sorted(waiting.values()))
         self.close()
-        raise RankFailure(message)
+        raise RankError(message)
 
     def _report(self, body: str, timeout: float, failures: dict[int, str], silent: list[int]) -> str:
         """What every failed rank said; where the silent ones stand, when none failed."""
@@ -131,7 +132,7 @@ class RankPool:
             if self._torchrun.poll() is not None or time.monotonic() > deadline:
                 tail = self._log_tail()
                 self.close()
-                raise RankFailure(f"{self.world_size} ranks did not start:\n{tail}")
+                raise RankError(f"{self.world_size} ranks did not start:\n{tail}")
             try:
                 connection = listener.accept()
             except TimeoutError:
@@ -155,10 +156,8 @@ class RankPool:
 
 
 def _kill(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def serve() -> None:
@@ -177,7 +176,7 @@ def serve() -> None:
 def _answer(body: str, layout: dict[str, Any] | None, kwargs: dict[str, Any]) -> bytes:
     try:
         return pickle.dumps((True, _call(body, layout, kwargs)))
-    except Exception:
+    except Exception:  # noqa: BLE001 - whatever a body raises is the test's to show
         return pickle.dumps((False, traceback.format_exc()))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.ranks import RankFailure, RankPool
+from tests.ranks import RankError, RankPool
 
 BODIES = "tests.distributed.bodies_ranks"
 
@@ -32,7 +32,7 @@ def test_results_come_by_rank(pool):
 def test_a_rank_that_fails_hangs_or_ends_is_shown_and_new_ranks_serve_on(pool, body, message):
     pool.run(f"{BODIES}:add_rank", value=0)
     old = list(pool.pids)
-    with pytest.raises(RankFailure, match=message):
+    with pytest.raises(RankError, match=message):
         pool.run(f"{BODIES}:{body}", rank=1, timeout=1.0 if body == "sleep_on" else 30.0)
     assert pool.run(f"{BODIES}:add_rank", value=5) == [5, 6]
     assert not any(os.path.exists(f"/proc/{pid}") for pid in old)

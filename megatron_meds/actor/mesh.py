@@ -43,8 +43,8 @@ def replicas_of(layout: LayoutSettings, world_size: int) -> int:
     )
     if world_size % ranks:
         raise ValueError(
-            f"{product} = {ranks} ranks hold one copy of the model, and {world_size} ranks are no multiple of "
-            f"that: start a multiple of {ranks} ranks or change the layout"
+            f"{product} = {ranks} ranks hold one copy of the model, and {world_size} ranks are no multiple "
+            f"of that: start a multiple of {ranks} ranks or change the layout"
         )
     replicas = world_size // ranks
     if layout.data != "auto" and layout.data != replicas:

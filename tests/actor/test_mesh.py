@@ -70,14 +70,14 @@ def test_tensor_ranks_are_neighbours_and_stages_are_far_apart():
 
 
 def test_ranks_that_make_no_whole_replicas_are_refused():
-    with pytest.raises(ValueError, match=r"layout.tensor 2.*multiple of 4"):
+    with pytest.raises(ValueError, match=r"layout\.tensor 2.*multiple of 4"):
         replicas_of(LayoutSettings(tensor=2, pipeline=2), 6)
-    with pytest.raises(ValueError, match=r"layout.data is 3.*set layout.data to 2.*start 6 ranks"):
+    with pytest.raises(ValueError, match=r"layout\.data is 3.*set layout\.data to 2.*start 6 ranks"):
         replicas_of(LayoutSettings(tensor=2, data=3), 4)
 
 
 def test_a_device_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert pick_device("auto") == "cpu"
-    with pytest.raises(ValueError, match="actor.device=cpu"):
+    with pytest.raises(ValueError, match=r"actor\.device=cpu"):
         pick_device("cuda")
