@@ -21,7 +21,7 @@ from megatron_meds.actor.shape import ModelShape, UnsupportedModel, check_layout
 from megatron_meds.arithmetic import model_ranks, own_world_size, replicas
 from megatron_meds.config import Settings, SettingsError
 
-_FUNCTION = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+_FUNCTION = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
 _COLUMN = re.compile(r"^(last_box|first)\((.+)\)$")
 
 

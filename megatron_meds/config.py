@@ -21,6 +21,7 @@ from pydantic import Field, ValidationError
 from megatron_meds.actor.settings import ActorSettings, ModelSettings, OptimizerSettings
 from megatron_meds.algorithms.settings import AlgorithmSettings
 from megatron_meds.data.settings import DatasetSettings, DataSettings
+from megatron_meds.errors import UserError
 from megatron_meds.rewards.settings import RewardSettings
 from megatron_meds.rollout.settings import RolloutSettings
 from megatron_meds.section import Section
@@ -29,12 +30,11 @@ from megatron_meds.verify.settings import VerifySettings
 from megatron_meds.weights.settings import WeightsSettings
 
 
-class SettingsError(Exception):
+class SettingsError(UserError):
     """Settings that cannot be: one line per fault, each naming the key and the remedy."""
 
     def __init__(self, faults: Sequence[str]) -> None:
-        self.faults = list(faults)
-        super().__init__("\n".join(self.faults))
+        super().__init__("\n".join(faults))
 
 
 class RunSettings(Section):

@@ -11,8 +11,10 @@ from typing import Annotated
 import typer
 
 from megatron_meds import __version__
+from megatron_meds.cli.convert import convert
 from megatron_meds.cli.doctor import doctor
 from megatron_meds.cli.train import train
+from megatron_meds.errors import UserError
 
 app = typer.Typer(
     name="megatron-meds",
@@ -23,6 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(train)
+app.command()(convert)
 app.command()(doctor)
 
 
@@ -42,22 +45,13 @@ def _options(
 
 
 def main() -> None:
-    """Console script. Faults of the settings end with exit code 2 and a line each, without a traceback."""
+    """Console script. What the user can mend ends with exit code 2 and a line each, without a traceback."""
     try:
         app()
-    except Exception as error:
-        from megatron_meds.config import SettingsError
-
-        if not isinstance(error, SettingsError):
-            raise
-        print_faults(error.faults)
+    except UserError as error:
+        for fault in error.faults:
+            print(f"error: {fault}", file=sys.stderr)
         sys.exit(2)
-
-
-def print_faults(faults: list[str]) -> None:
-    """Faults on standard error, a line each."""
-    for fault in faults:
-        print(f"error: {fault}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from megatron_meds.config import Settings, SettingsError
+from megatron_meds.config import Settings
+from megatron_meds.errors import UserError
 
 ERRORS_FOLDER = "MEGATRON_MEDS_ERRORS"
 
@@ -22,7 +23,7 @@ def _write_down(kind: type[BaseException], error: BaseException, trace: Tracebac
     """An excepthook: the traceback goes to a file of this rank."""
     if issubclass(kind, KeyboardInterrupt):
         return
-    if isinstance(error, SettingsError):
+    if isinstance(error, UserError):
         text = "".join(f"error: {fault}\n" for fault in error.faults)
     else:
         rank = os.environ["RANK"]
@@ -40,7 +41,7 @@ def main() -> None:
 
     try:
         train(settings)
-    except SettingsError as error:
+    except UserError as error:
         if ERRORS_FOLDER not in os.environ:
             raise
         _write_down(type(error), error, None)

@@ -51,13 +51,14 @@ def _be_rank(outer: Rank, config: Path, overrides: list[str]) -> None:
     """Train as a rank that somebody else started. One rank of each node tells faults, others keep still."""
     from megatron_meds.checks import Job, check
     from megatron_meds.cli.torchrun import set_threads
-    from megatron_meds.config import SettingsError, load
+    from megatron_meds.config import load
+    from megatron_meds.errors import UserError
 
     set_threads(outer.local_world_size)
     try:
         settings = load(config, overrides)
         check(settings, Job(outer.world_size, outer.local_world_size, launcher=outer.local_rank == 0))
-    except SettingsError:
+    except UserError:
         if outer.local_rank == 0:
             raise
         raise typer.Exit(2) from None
