@@ -26,9 +26,7 @@ def convert(
     dtype: Annotated[
         Dtype | None, typer.Option(help="Precision of the target; left out: that of the source.")
     ] = None,
-    max_shard_gib: Annotated[
-        float, typer.Option(help="Size of a safetensors file, GiB.", min=0.001)
-    ] = 5.0,
+    max_shard_gib: Annotated[float, typer.Option(help="Size of a safetensors file, GiB.", min=0.001)] = 5.0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a target that is there.")] = False,
 ) -> None:
     """Write a model's weights, config and tokenizer as a Hugging Face folder.
@@ -38,7 +36,7 @@ def convert(
     _require_huggingface(source)
     import torch
 
-    from megatron_meds.weights.huggingface import convert_huggingface
+    from megatron_meds.weights.convert import convert_huggingface
 
     chosen = getattr(torch, TORCH_NAMES[dtype]) if dtype else None
     try:
@@ -55,4 +53,6 @@ def _require_huggingface(source: Path) -> None:
     if not source.is_dir():
         raise typer.BadParameter(f"{source} is not a folder", param_hint="SOURCE")
     if not (source / "config.json").is_file():
-        raise typer.BadParameter(f"{source} has no config.json: not a Hugging Face folder", param_hint="SOURCE")
+        raise typer.BadParameter(
+            f"{source} has no config.json: not a Hugging Face folder", param_hint="SOURCE"
+        )

@@ -9,8 +9,10 @@ K key/value heads x head_dim, D head_dim, I intermediate.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -88,6 +90,9 @@ EMBEDDING = Rule(
 FINAL_NORM = Rule(("decoder.final_layernorm.weight",), (("model.norm.weight", "H"),), Cut.REPLICATED)
 OUTPUT = Rule(("output_layer.weight",), (("lm_head.weight", "VH"),), Cut.VOCABULARY)
 
+EMBEDDING_NAME = EMBEDDING.hf[0][0]
+HEAD_NAME = OUTPUT.hf[0][0]
+
 
 @dataclass(frozen=True)
 class Family:
@@ -158,31 +163,39 @@ def entries(shape: ModelShape) -> list[Entry]:
     return [embedding, *layers, _apply(FINAL_NORM, shape, None), *outputs]
 
 
-def is_derived(name: str, shape: ModelShape) -> bool:
-    """Whether a stored tensor follows from the config and need not be read."""
-    return name.endswith(_family(shape).derived)
+def check_names(names: Collection[str], shape: ModelShape, folder: Path) -> None:
+    """Refuse a checkpoint that lacks tensors, or stores ones that the model has no place for.
 
+    A tied model may store its output layer, and an old checkpoint what follows from the config.
 
-def check_tensor_parallel(shape: ModelShape, tensor: int) -> None:
-    """Refuse a tensor-parallel size that this model cannot be cut into.
-
-    Key/value heads may be fewer than the ranks if they divide them: Megatron then cuts inside the
-    groups of the QKV interleave and gathers at run time.
+    Args:
+        names: of the tensors that `folder` stores.
 
     Raises:
-        ValueError: naming what does not divide, and the remedy.
+        ValueError: naming the tensors, and what to do.
     """
-    problems = [
-        f"{count} {what} cannot be shared out equally"
-        for what, count in (("attention heads", shape.heads), ("intermediate columns", shape.intermediate))
-        if count % tensor
-    ]
-    if shape.kv_heads % tensor and tensor % shape.kv_heads:
-        problems.append(f"{shape.kv_heads} key/value heads neither divide it nor are divided by it")
-    if problems:
+    expected = {tensor.name for entry in entries(shape) for tensor in entry.tensors}
+    missing = sorted(expected.difference(names))
+    if missing == [HEAD_NAME]:
         raise ValueError(
-            f"actor.layout.tensor={tensor}: {'; '.join(problems)}. Choose a size that divides them."
+            f"{folder} has no {HEAD_NAME}, though its config.json says that embeddings are not tied. "
+            f'If the model shares its embedding, set "tie_word_embeddings": true there.'
         )
+    if missing:
+        raise ValueError(f"{folder} lacks {name_some(missing)}")
+    derived = _family(shape).derived
+    unexpected = sorted(n for n in set(names) - expected - {HEAD_NAME} if not n.endswith(derived))
+    if unexpected:
+        raise ValueError(
+            f"{folder} has tensors that a {shape.family} model with its config.json has no place for: "
+            f"{name_some(unexpected)}"
+        )
+
+
+def name_some(names: Collection[str], limit: int = 5) -> str:
+    """The first few of many names, for a message."""
+    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(list(names)[:limit]) + rest
 
 
 def _family(shape: ModelShape) -> Family:

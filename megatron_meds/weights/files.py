@@ -14,7 +14,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -277,13 +277,6 @@ def companions(source: Path) -> list[Path]:
 def write_json(path: Path, value: object) -> None:
     """Write `value` as indented JSON."""
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-
-
-def name_some(names: Iterable[str], limit: int = 5) -> str:
-    """The first few of many names, for a message."""
-    names = list(names)
-    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + rest
 
 
 def _plan_files(tensors: Sequence[TensorInfo], max_bytes: int) -> dict[str, list[TensorInfo]]:

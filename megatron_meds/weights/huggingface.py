@@ -7,7 +7,7 @@ it copy its master weights from the model again (`reload_model_params`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,20 +16,10 @@ import torch
 from megatron_meds.actor.mesh import Mesh
 from megatron_meds.actor.shape import ModelShape, read_model_config
 from megatron_meds.weights.export import LiveWeights
-from megatron_meds.weights.families import Entry, HfTensor, entries, is_derived
-from megatron_meds.weights.files import (
-    GIB,
-    Checkpoint,
-    FolderWriter,
-    TensorInfo,
-    copy_companions,
-    name_some,
-)
+from megatron_meds.weights.families import EMBEDDING_NAME, HEAD_NAME, Entry, HfTensor, check_names
+from megatron_meds.weights.files import GIB, Checkpoint, FolderWriter, copy_companions
 from megatron_meds.weights.live import held_parameters
 from megatron_meds.weights.reshard import Piece, assemble
-
-EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
 
 
 def load_weights(chunks: Sequence[torch.nn.Module], folder: Path, shape: ModelShape, mesh: Mesh) -> int:
@@ -49,10 +39,10 @@ def load_weights(chunks: Sequence[torch.nn.Module], folder: Path, shape: ModelSh
     """
     held = held_parameters(chunks, shape, mesh.tensor_size)
     with Checkpoint(folder) as checkpoint, torch.no_grad():
-        check_names(checkpoint, shape)
+        check_names(checkpoint.names, shape, folder)
         for h in held:
             shard = _read_shard(checkpoint, h.entry, mesh, h.vocabulary_rows)
-            if shape.tied and h.entry.tensors[0].name == EMBEDDING and HEAD in checkpoint:
+            if shape.tied and h.entry.tensors[0].name == EMBEDDING_NAME and HEAD_NAME in checkpoint:
                 _check_stored_head(checkpoint, h.entry, shard, mesh, h.vocabulary_rows)
             h.parameter.copy_(shard)
         return checkpoint.bytes_read
@@ -98,73 +88,6 @@ def save_huggingface(
         raise OSError(f"{target} was not written: {problems[0]}")
 
 
-def convert_huggingface(
-    source: Path,
-    target: Path,
-    *,
-    dtype: torch.dtype | None = None,
-    max_shard_gib: float = 5.0,
-    overwrite: bool = False,
-    progress: Callable[[TensorInfo], None] = lambda written: None,
-) -> int:
-    """Rewrite a Hugging Face folder with another dtype or file size, one tensor in memory at a time.
-
-    Args:
-        dtype: of the new tensors; None: each keeps its own.
-        progress: called after each tensor.
-
-    Returns:
-        Bytes of tensors written.
-
-    Raises:
-        FileExistsError: the target is there and may not be overwritten.
-        FileNotFoundError: `source` has no config.json or no safetensors.
-        ValueError: a tensor is quantised (named), or the model is of no supported family, or
-            tensors are missing or unexpected.
-    """
-    shape = read_model_config(source)
-    with Checkpoint(source) as checkpoint:
-        check_names(checkpoint, shape)
-        stored = [checkpoint.info(name) for name in _in_order(checkpoint, shape)]
-        planned = [replace(info, dtype=dtype or info.dtype) for info in stored]
-        with FolderWriter(target, planned, int(max_shard_gib * GIB), overwrite) as writer:
-            copy_companions(source, writer.partial, dtype)
-            for info in planned:
-                writer.add(info.name, checkpoint.read(info.name).to(info.dtype))
-                progress(info)
-    return sum(info.bytes for info in planned)
-
-
-def check_names(checkpoint: Checkpoint, shape: ModelShape) -> None:
-    """Refuse a checkpoint that lacks tensors or holds ones that the model has no place for.
-
-    Raises:
-        ValueError: naming them, and what to do.
-    """
-    expected = {tensor.name for entry in entries(shape) for tensor in entry.tensors}
-    missing = sorted(expected.difference(checkpoint.names))
-    if missing == [HEAD]:
-        raise ValueError(
-            f"{checkpoint.folder} has no {HEAD}, though its config.json says the embeddings are not tied. "
-            f'If the model shares its embedding, set "tie_word_embeddings": true there.'
-        )
-    if missing:
-        raise ValueError(f"{checkpoint.folder} lacks {name_some(missing)}")
-    allowed = expected | {HEAD}
-    unexpected = [n for n in checkpoint.names if n not in allowed and not is_derived(n, shape)]
-    if unexpected:
-        raise ValueError(
-            f"{checkpoint.folder} has tensors that a {shape.family} model with this config.json has no "
-            f"place for: {name_some(sorted(unexpected))}"
-        )
-
-
-def _in_order(checkpoint: Checkpoint, shape: ModelShape) -> list[str]:
-    """Stored names in the order of export, what the config derives left out, an extra head last."""
-    names = [tensor.name for entry in entries(shape) for tensor in entry.tensors]
-    return [*names, HEAD] if shape.tied and HEAD in checkpoint else names
-
-
 def _read_shard(
     checkpoint: Checkpoint, entry: Entry, mesh: Mesh, vocabulary_rows: int | None
 ) -> torch.Tensor:
@@ -186,12 +109,13 @@ def _check_stored_head(
     checkpoint: Checkpoint, entry: Entry, embedding: torch.Tensor, mesh: Mesh, vocabulary_rows: int | None
 ) -> None:
     """A tied model's stored output layer must be its embedding, or one of the two would be dropped."""
-    stored = replace(entry, tensors=(HfTensor(HEAD, entry.tensors[0].shape),))
+    stored = replace(entry, tensors=(HfTensor(HEAD_NAME, entry.tensors[0].shape),))
     head = _read_shard(checkpoint, stored, mesh, vocabulary_rows)
     if not torch.equal(head, embedding):
         raise ValueError(
-            f"{checkpoint.folder} stores a {HEAD} that differs from {EMBEDDING}, though its config.json says "
-            f'they are tied. Set "tie_word_embeddings": false there, or remove {HEAD}.'
+            f"{checkpoint.folder} stores a {HEAD_NAME} that differs from {EMBEDDING_NAME}, though its "
+            f'config.json says that they are tied. Set "tie_word_embeddings": false there, or '
+            f"remove {HEAD_NAME}."
         )
 
 

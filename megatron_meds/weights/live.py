@@ -14,8 +14,7 @@ import torch
 from megatron.core.utils import unwrap_model
 
 from megatron_meds.actor.shape import ModelShape
-from megatron_meds.weights.families import Cut, Entry, entries
-from megatron_meds.weights.files import name_some
+from megatron_meds.weights.families import Cut, Entry, entries, name_some
 from megatron_meds.weights.reshard import shard_shape
 
 _IN_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
@@ -70,7 +69,7 @@ def _hold(entry: Entry, name: str, parameter: torch.nn.Parameter, tensor_size: i
     if tuple(parameter.shape) != expected:
         raise ValueError(
             f"parameter {entry.name} has shape {tuple(parameter.shape)}, not {expected} "
-            f"(its part of {name_some(t.name for t in entry.tensors)} at tensor size {tensor_size})"
+            f"(its part of {name_some([t.name for t in entry.tensors])} at tensor size {tensor_size})"
         )
     return Held(entry, parameter, copy=name in entry.copies, vocabulary_rows=rows)
 

@@ -42,7 +42,9 @@ def pieces(entry: Entry, size: int, rank: int, vocabulary_rows: int | None = Non
             the smallest). Rows beyond the real vocabulary have no piece: they are zeros.
 
     Raises:
-        ValueError: the rows or columns cannot be shared out equally.
+        ValueError: the rows, columns or key/value heads cannot be shared out equally. Key/value heads
+            fewer than the ranks are fine where they divide them: Megatron cuts inside the groups
+            then, and gathers at run time.
     """
     rows = [tensor.shape[0] for tensor in entry.tensors]
     match entry.cut:
@@ -56,6 +58,11 @@ def pieces(entry: Entry, size: int, rank: int, vocabulary_rows: int | None = Non
             start, stop = _vocabulary_run(entry, size, rank, vocabulary_rows)
             return [Piece(0, 0, min(start, rows[0]), min(stop, rows[0]))]
         case Cut.QKV:
+            if entry.groups % size and size % entry.groups:
+                raise ValueError(
+                    f"{entry.name}: {entry.groups} key/value heads can neither be shared out over {size} "
+                    f"tensor ranks nor be divided among them"
+                )
             return list(_qkv_pieces(entry, rows, *_run(entry, sum(rows), size, rank)))
 
 
