@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from megatron_meds.actor.shape import read_model_config, split_layers
 from megatron_meds.arithmetic import BatchArithmetic, batch_arithmetic, places
 from megatron_meds.checks import Job, device, transport
 from megatron_meds.config import Settings
@@ -37,8 +38,9 @@ def layout_table(settings: Settings, world_size: int) -> Table:
         caption_justify="left",
     )
     table.add_column("replica", justify="right")
-    for stage in range(layout.pipeline):
-        table.add_column(f"stage {stage}")
+    shape = read_model_config(settings.model.path)
+    for stage, chunks in enumerate(split_layers(shape.layers, layout)):
+        table.add_column(f"stage {stage}\n{_layers(chunks)}")
     everywhere = places(layout, world_size)
     count = max(place.replica for place in everywhere) + 1
     for replica in range(min(count, _MOST_REPLICAS)):
@@ -50,6 +52,12 @@ def layout_table(settings: Settings, world_size: int) -> Table:
     if count > _MOST_REPLICAS:
         table.add_row("...", f"and {count - _MOST_REPLICAS} more alike")
     return table
+
+
+def _layers(chunks: list[range]) -> str:
+    """Layer numbers of a stage, its chunks apart: `layers 0-1, 4-5`."""
+    spans = [f"{c[0]}-{c[-1]}" if len(c) > 1 else str(c[0]) for c in chunks if c]
+    return f"layers {', '.join(spans)}" if spans else "no layers"
 
 
 def batch_table(settings: Settings, batch: BatchArithmetic) -> Table:
