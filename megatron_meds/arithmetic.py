@@ -92,6 +92,10 @@ def batch_arithmetic(settings: Settings, world_size: int) -> BatchArithmetic:
     sequence = data.max_prompt_tokens + rollout.max_tokens
     update_samples = math.ceil(mini / count) * group
     in_one = max(1, settings.actor.tokens_per_micro_batch // sequence)
+    micro_batches = math.ceil(update_samples / in_one)
+    layout = settings.actor.layout
+    if layout.virtual > 1:  # interleaved schedules run whole rounds of the stages
+        micro_batches = math.ceil(micro_batches / layout.pipeline) * layout.pipeline
     return BatchArithmetic(
         prompts=prompts,
         samples_per_prompt=group,
@@ -104,5 +108,5 @@ def batch_arithmetic(settings: Settings, world_size: int) -> BatchArithmetic:
         total_updates=per_pass * algorithm.epochs * settings.run.steps,
         sequence_tokens=sequence,
         tokens=prompts * group * sequence,
-        micro_batches=math.ceil(update_samples / in_one),
+        micro_batches=micro_batches,
     )

@@ -25,7 +25,7 @@ from megatron_meds.errors import UserError
 from megatron_meds.rewards.settings import RewardSettings
 from megatron_meds.rollout.settings import RolloutSettings
 from megatron_meds.section import Section
-from megatron_meds.tracking_settings import TrackingSettings
+from megatron_meds.tracking.settings import TrackingSettings
 from megatron_meds.verify.settings import VerifySettings
 from megatron_meds.weights.settings import WeightsSettings
 

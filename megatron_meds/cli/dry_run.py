@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from megatron_meds.actor.shape import read_model_config, split_layers
-from megatron_meds.arithmetic import BatchArithmetic, batch_arithmetic, places
+from megatron_meds.arithmetic import BatchArithmetic, batch_arithmetic, places, replicas
 from megatron_meds.checks import Job, device, transport
 from megatron_meds.config import Settings
 
@@ -18,25 +18,33 @@ def show(settings: Settings, job: Job, console: Console | None = None) -> None:
     console = console or Console()
     console.print(f"[bold]{settings.run.name}[/]: {settings.algorithm.name}, {settings.run.steps} steps")
     console.print(f"writes to {settings.run.folder}", soft_wrap=True)
+    console.print(f"\n{_layout_title(settings, job.world_size)}", soft_wrap=True)
     console.print(layout_table(settings, job.world_size))
+    console.print("* head: talks to the servers, grades, keeps the ledger")
+    console.print("\nOne step:")
     console.print(batch_table(settings, batch_arithmetic(settings, job.world_size)))
     if settings.algorithm.name != "sft":
+        placement = settings.rollout.server.placement
+        console.print(f"\nvLLM servers, {placement}; weights by {transport(settings)}:")
         console.print(server_table(settings, job))
     console.print("Checks passed. Nothing was started.")
+
+
+def _layout_title(settings: Settings, world_size: int) -> str:
+    layout = settings.actor.layout
+    where = "GPUs" if device(settings) == "cuda" else "CPU"
+    sequence = " with sequence parallelism" if layout.sequence else ""
+    chunks = f" of {layout.virtual} chunks" if layout.virtual > 1 else ""
+    return (
+        f"{world_size} actor ranks on {where}: tensor {layout.tensor}{sequence} x pipeline {layout.pipeline}"
+        f"{chunks} x context {layout.context} x data {replicas(layout, world_size)}:"
+    )
 
 
 def layout_table(settings: Settings, world_size: int) -> Table:
     """Replicas down, stages across; in each cell the ranks of the tensor and context groups."""
     layout = settings.actor.layout
-    where = "GPUs" if device(settings) == "cuda" else "CPU"
-    table = Table(
-        title=f"{world_size} actor ranks on {where}: tensor {layout.tensor}"
-        f"{' with sequence parallelism' if layout.sequence else ''} x pipeline {layout.pipeline}"
-        f"{f' of {layout.virtual} chunks' if layout.virtual > 1 else ''} x context {layout.context}",
-        caption="* head: talks to the servers, grades, keeps the ledger",
-        title_justify="left",
-        caption_justify="left",
-    )
+    table = Table()
     table.add_column("replica", justify="right")
     shape = read_model_config(settings.model.path)
     for stage, chunks in enumerate(split_layers(shape.layers, layout)):
@@ -62,7 +70,7 @@ def _layers(chunks: list[range]) -> str:
 
 def batch_table(settings: Settings, batch: BatchArithmetic) -> Table:
     """A step in numbers."""
-    table = Table(title="One step", title_justify="left", show_header=False)
+    table = Table(show_header=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_column()
@@ -98,9 +106,7 @@ def batch_table(settings: Settings, batch: BatchArithmetic) -> Table:
 def server_table(settings: Settings, job: Job) -> Table:
     """Where responses are sampled."""
     server = settings.rollout.server
-    table = Table(
-        title=f"vLLM servers, {server.placement}; weights by {transport(settings)}", title_justify="left"
-    )
+    table = Table()
     table.add_column("server", justify="right")
     table.add_column("where")
     if server.placement == "external":
