@@ -9,7 +9,7 @@ table and are known without moving data. Knows nothing of what the sender does w
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from megatron_meds.weights.families import Cut, Entry, entries
 from megatron_meds.weights.files import TensorInfo
 from megatron_meds.weights.live import held_parameters
 from megatron_meds.weights.reshard import join
+from megatron_meds.weights.source import Source
 
 if TYPE_CHECKING:
     from vllm.distributed.weight_transfer.base import WeightSource
@@ -107,7 +108,7 @@ class LiveWeights:
         for row, entry in enumerate(table):
             counts[row, self.mesh.pipeline_rank] = int(entry in held)
         if self.mesh.pipeline_size > 1:
-            dist.all_reduce(counts, group=parallel_state.get_pipeline_model_parallel_group())
+            dist.all_reduce(counts, group=_pipeline_group())
         stages = counts.cpu()
         for entry, row in zip(table, stages, strict=True):
             if row.sum() != 1:
@@ -123,7 +124,7 @@ class LiveWeights:
         shard = parameter.detach().to(self.dtype).contiguous()
         if entry.cut is Cut.REPLICATED or self.mesh.tensor_size == 1:
             return join(entry, [shard]) if self.mesh.tensor_rank == 0 else None
-        group = parallel_state.get_tensor_model_parallel_group()
+        group = cast(dist.ProcessGroup, parallel_state.get_tensor_model_parallel_group())
         first = self.mesh.tensor_rank == 0
         shards = [torch.empty_like(shard) for _ in range(self.mesh.tensor_size)] if first else None
         dist.gather(shard, shards, dst=dist.get_process_group_ranks(group)[0], group=group)
@@ -138,7 +139,7 @@ class LiveWeights:
             return None
         if stage == last:
             return tensor
-        group = parallel_state.get_pipeline_model_parallel_group()
+        group = _pipeline_group()
         peers = dist.get_process_group_ranks(group)
         if self.mesh.pipeline_rank == stage:
             assert tensor is not None
@@ -149,16 +150,20 @@ class LiveWeights:
         return received
 
 
-def _hand_over(tensor: torch.Tensor, ready: torch.cuda.Event) -> None:
+def _pipeline_group() -> dist.ProcessGroup:
+    return cast(dist.ProcessGroup, parallel_state.get_pipeline_model_parallel_group())
+
+
+def _hand_over(tensor: torch.Tensor, ready: torch.Event) -> None:
     """Make a tensor safe on the consumer's present stream, which may differ from tensor to tensor
     (vLLM's packed sender alternates between two)."""
     stream = torch.cuda.current_stream()
-    stream.wait_event(ready)
+    ready.wait(stream)
     tensor.record_stream(stream)
 
 
-def vllm_source(weights: LiveWeights) -> WeightSource:
-    """The weights as a vLLM `WeightSource`, for vLLM's own trainer engines (NCCL).
+def vllm_source(weights: Source) -> WeightSource:
+    """Weights as a vLLM `WeightSource`, for vLLM's own trainer engines (NCCL).
 
     To be driven on every rank that takes part, in lock-step: `TrainerInitInfo.rank` is 0 on the
     sender (`mesh.is_sender`) and any other number elsewhere, where the tensors are None.
@@ -167,7 +172,7 @@ def vllm_source(weights: LiveWeights) -> WeightSource:
 
     class LiveSource(WeightSource):
         def metadata(self) -> list[ParamMeta]:
-            return [ParamMeta(info.name, info.dtype, info.shape) for info in weights.manifest()]
+            return [ParamMeta(listed.name, listed.dtype, listed.shape) for listed in weights.manifest()]
 
         def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
             return weights.tensors()  # type: ignore[return-value]
