@@ -172,10 +172,11 @@ def _by_group(rewards: Numbers, groups: Groups, advantage: Callable[[np.ndarray]
         return torch.as_tensor(found, device=rewards.device)
     r = np.asarray(rewards, dtype=np.float64)
     members: dict[Hashable, list[int]] = {}
-    for index, group in enumerate(groups.tolist() if hasattr(groups, "tolist") else groups):
+    names = groups.tolist() if isinstance(groups, torch.Tensor | np.ndarray) else groups
+    for index, group in enumerate(names):
         members.setdefault(group, []).append(index)
-    if r.ndim != 1 or sum(map(len, members.values())) != r.size:
-        raise ValueError(f"rewards of shape {r.shape} for {sum(map(len, members.values()))} group entries")
+    if r.shape != (len(names),):
+        raise ValueError(f"rewards of shape {r.shape} for {len(names)} group entries")
     if np.isinf(r).any():
         raise ValueError(f"infinite reward at index {int(np.flatnonzero(np.isinf(r))[0])}")
     result = np.zeros_like(r)

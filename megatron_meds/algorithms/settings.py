@@ -19,11 +19,13 @@ class AlgorithmSettings(Section):
     clip_high: float | None = Field(default=None, ge=0)
     """Upper clip range; None: the algorithm's own (grpo 0.2, dapo 0.28)."""
     dual_clip: float | None = Field(default=None, gt=1)
-    """Bound c of the dual clip for negative advantages; None: the algorithm's own (dapo 10, grpo none)."""
+    """Bound c of the dual clip for negative advantages; None: the algorithm's own (dapo 10, grpo none);
+    `.inf`: no dual clip."""
     aggregation: (
         Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] | None
     ) = None
-    """How token losses become one number; None: the algorithm's own (grpo seq-mean-token-mean, dapo token-mean)."""
+    """How token losses become one number; None: the algorithm's own (grpo seq-mean-token-mean, dapo
+    token-mean). `seq-mean-token-sum-norm` divides by `rollout.max_tokens`."""
     scale_by_std: bool = True
     """Divide group advantages by the group's standard deviation; false is Dr. GRPO."""
     entropy_bonus: float = 0.0
