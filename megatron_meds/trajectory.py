@@ -83,13 +83,15 @@ class RewardLedger:
     """Who gave which reward at which token.
 
     Per source: entries (trajectory, token, value). A trajectory's token rewards are the sum over
-    sources in the order in which the sources first appeared. Values must be finite.
+    sources in the order in which the sources first appeared. Values must be finite; a source that
+    cannot score a trajectory says so by `mark_unscored`, and the trajectory then has no total.
     """
 
     def __init__(self, trajectories: Sequence[Trajectory]) -> None:
         self._lengths = [len(t) for t in trajectories]
         self._keys = [t.key for t in trajectories]
         self._entries: dict[str, list[tuple[int, int, float]]] = {}
+        self._unscored: dict[int, str] = {}
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -98,6 +100,11 @@ class RewardLedger:
     def sources(self) -> list[str]:
         """Sources in the order in which they are added up."""
         return list(self._entries)
+
+    @property
+    def unscored(self) -> dict[int, str]:
+        """Trajectories without a score: number -> the first source that could not give one."""
+        return dict(self._unscored)
 
     def open(self, source: str) -> None:
         """Name a source that may end up without entries, so that it is logged as 0."""
@@ -121,6 +128,20 @@ class RewardLedger:
             )
         self._entries.setdefault(source, []).append((trajectory, position, float(value)))
 
+    def mark_unscored(self, source: str, trajectory: int) -> None:
+        """Say that `source` has no verdict on trajectory number `trajectory`: it counts for nothing.
+
+        Its total becomes NaN (from `source` and over all sources; group statistics leave NaN out and
+        give it advantage 0) and its token rewards become 0.
+
+        Raises:
+            IndexError: there is no such trajectory.
+        """
+        self.open(source)
+        if not 0 <= trajectory < len(self):
+            raise IndexError(f"source {source!r}: no trajectory {trajectory} among {len(self)}")
+        self._unscored.setdefault(trajectory, source)
+
     def remove(self, source: str, trajectory: int, token: int = -1) -> None:
         """Drop the entries of `source` at one token (the released VSRM overwrites the last token)."""
         position = token + self._lengths[trajectory] if token < 0 else token
@@ -132,18 +153,24 @@ class RewardLedger:
         return list(self._entries[source])
 
     def token_rewards(self) -> list[np.ndarray]:
-        """Per trajectory [T] fp64: the sum over sources."""
+        """Per trajectory [T] fp64: the sum over sources; zeros for one without a score."""
         rewards = [np.zeros(n, dtype=np.float64) for n in self._lengths]
         for entries in self._entries.values():
             for trajectory, token, value in entries:
                 rewards[trajectory][token] += value
+        for trajectory in self._unscored:
+            rewards[trajectory][:] = 0.0
         return rewards
 
     def totals(self, source: str | None = None) -> np.ndarray:
-        """[B] fp64: the reward of each trajectory from one source, or from all."""
+        """[B] fp64: the reward of each trajectory from one source, or from all; NaN where it has no
+        score (from all, or from the source that could not give one)."""
         sums = np.zeros(len(self), dtype=np.float64)
         names: Iterable[str] = self._entries if source is None else [source]
         for name in names:
             for trajectory, _, value in self._entries[name]:
                 sums[trajectory] += value
+        for trajectory, blind in self._unscored.items():
+            if source in (None, blind):
+                sums[trajectory] = math.nan
         return sums

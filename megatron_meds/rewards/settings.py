@@ -31,6 +31,7 @@ class RewardSettings(Section):
     form: FormatSettings = FormatSettings()
     overlong: OverlongSettings = OverlongSettings()
     function: str | None = None
-    """`module:name` of your own `(trajectories: list[Trajectory]) -> list[float]`, added as source `custom`."""
+    """`module:name` of your own `(trajectories: list[Trajectory]) -> list[float]`, added as source `custom`.
+    NaN: this sample cannot be scored; it counts for nothing. Infinite: refused."""
     function_replaces_outcome: bool = False
     """With `function`: leave the outcome reward out."""

@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection, wait
 Item = tuple[str, str, str]
 """(kind, text, gold), see `worker`."""
 
-_START_SECONDS = 120.0
+_START_SECONDS = 300.0
 _LARGEST_BATCH = 32
 
 
