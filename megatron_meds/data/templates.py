@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from megatron_meds.data.settings import TemplateSettings
 
@@ -31,7 +31,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 def end_token_ids(tokenizer: PreTrainedTokenizerBase, folder: Path) -> list[int]:
     """Ids that end a response: the tokenizer's, and those that generation_config.json and
     config.json name (chat models often have more than one)."""
-    found = [tokenizer.eos_token_id]
+    found: list[int | None] = [cast("int | None", tokenizer.eos_token_id)]
     for file in ("generation_config.json", "config.json"):
         if (folder / file).is_file():
             named = json.loads((folder / file).read_text()).get("eos_token_id")
@@ -87,20 +87,18 @@ class Template:
             )
         messages = [] if system is None else [{"role": "system", "content": system}]
         messages.append({"role": "user", "content": question})
+        options: dict[str, Any] = dict(self.settings.options)
         return str(
             self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **self.settings.options
+                messages, tokenize=False, add_generation_prompt=True, **options
             )
         )
 
     def token_ids(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
         """Ids of prompts that `text` made. Chat templates write their special tokens themselves, so
         none is added; raw text begins with the tokenizer's beginning-of-text token, if it uses one, once."""
-        if not texts:
-            return []
-        ids = self.tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False)["input_ids"]
-        start = self._start() if self.settings.name == "raw" else ()
-        return [(*(start if tuple(row[:1]) != start else ()), *row) for row in ids]
+        start = self._start() if self.settings.name == "raw" else []
+        return [tuple(row if row[:1] == start else start + row) for row in self._encode(texts)]
 
     def response_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of responses to learn: the text and the end-of-text token.
@@ -108,18 +106,23 @@ class Template:
         Raises:
             ValueError: the tokenizer has no end-of-text token.
         """
-        end = self.tokenizer.eos_token_id
+        end = cast("int | None", self.tokenizer.eos_token_id)
         if end is None:
             raise ValueError("the tokenizer has no eos_token: a response that is learnt could not end")
+        return [[*row, end] for row in self._encode(texts)]
+
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, no special token added."""
         if not texts:
             return []
-        ids = self.tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False)["input_ids"]
-        return [[*row, end] for row in ids]
+        encoded: dict[str, Any] = self.tokenizer(list(texts), add_special_tokens=False)  # type: ignore[assignment]
+        return encoded["input_ids"]
 
-    def _start(self) -> tuple[int, ...]:
+    def _start(self) -> list[int]:
         """The beginning-of-text id, if the tokenizer puts it before plain text."""
-        begin = self.tokenizer.bos_token_id
-        return (begin,) if begin is not None and begin in self.tokenizer("")["input_ids"] else ()
+        begin = cast("int | None", self.tokenizer.bos_token_id)
+        plain: dict[str, Any] = self.tokenizer("")  # type: ignore[assignment]
+        return [begin] if begin is not None and begin in plain["input_ids"] else []
 
 
 def _check_chat(settings: TemplateSettings, tokenizer: PreTrainedTokenizerBase) -> None:
