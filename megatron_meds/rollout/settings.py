@@ -10,10 +10,10 @@ from megatron_meds.section import Section
 
 class ServerSettings(Section):
     placement: Literal["separate", "external"] = "separate"
-    """`separate`: started here, on devices (or cores) of their own; `external`: the `urls` of servers that run."""
+    """`separate`: started here, on devices (or cores) of their own; `external`: the servers at `urls`."""
     count: int = Field(default=1, ge=1)
     """Servers to start on each node."""
-    urls: list[str] = []
+    urls: list[str] = Field(default=[])
     """Base URLs for `external`, such as http://10.0.0.5:8000."""
     tensor_parallel: int = Field(default=1, ge=1)
     """Tensor-parallel workers of each server."""
@@ -22,7 +22,7 @@ class ServerSettings(Section):
     python: Path | None = None
     """Interpreter that has vLLM; None: the trainer's own."""
     host: str = "127.0.0.1"
-    """Address the servers bind to."""
+    """Address the servers bind to; 0.0.0.0 where other nodes must reach them."""
     port: int | None = Field(default=None, ge=1, le=65535)
     """First port; None: free ones are chosen."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -41,10 +41,12 @@ class ServerSettings(Section):
     """No CUDA graphs / compilation; `auto`: on CPU."""
     cpu_cores: str | None = None
     """`VLLM_CPU_OMP_THREADS_BIND` of a CPU server, such as `0-1`; None: vLLM chooses."""
-    extra_args: list[str] = []
+    extra_args: list[str] = Field(default=[])
     """Further arguments of vLLM's api_server."""
     start_timeout_seconds: float = Field(default=600.0, gt=0)
     """A server that is not ready by then fails the run, with the tail of its log."""
+    stop_timeout_seconds: float = Field(default=10.0, gt=0)
+    """A server that has not ended this long after SIGTERM is killed."""
     restarts: int = Field(default=3, ge=0)
     """Times a dead server is started again before the run stops."""
 
@@ -68,7 +70,7 @@ class RolloutSettings(Section):
     """Must be -1 (off) while training."""
     max_tokens: int = Field(default=1024, ge=1)
     """Longest response, tokens."""
-    stop_token_ids: list[int] = []
+    stop_token_ids: list[int] = Field(default=[])
     """Further token ids that end a response; the tokenizer's end-of-text tokens always do."""
     request_timeout_seconds: float = Field(default=1800.0, gt=0)
     """One prompt's samples must arrive within this."""

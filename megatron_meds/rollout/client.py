@@ -1,0 +1,366 @@
+"""Samples from vLLM servers: token ids in, token ids out.
+
+Speaks vLLM's token endpoint, so that no text is made of a prompt or a response on the way and every
+sample says which version of the weights it came from. Every field that shapes the distribution is
+sent. Knows HTTP and sampling; nothing of prompts as text, of rewards, or of server processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from megatron_meds.rollout.settings import RolloutSettings
+from megatron_meds.weights.control import INITIAL
+
+ENDPOINT = "/inference/v1/generate"
+_NO_LOGPROB = -9999.0
+"""What the endpoint sends in place of a log-prob that is missing, NaN or -inf."""
+_BACKOFF_SECONDS = 0.5
+_PROBE_SECONDS = 15.0
+
+
+class GenerationError(RuntimeError):
+    """A request that cannot be answered; the message names it and the server."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt and how many responses to sample."""
+
+    prompt_ids: list[int]
+    n: int
+    seed: int | None = None
+    """Response k is sampled with seed + k, so that a request sent again gives the same responses
+    (up to the rounding of another batch); None: the server's own."""
+
+    def __str__(self) -> str:
+        ids = ", ".join(map(str, self.prompt_ids[:8])) + (", ..." if len(self.prompt_ids) > 8 else "")
+        return f"{self.n} samples of a prompt of {len(self.prompt_ids)} tokens [{ids}] (seed {self.seed})"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One response, as it was sampled."""
+
+    token_ids: list[int]
+    """With the stop token that ended it, if one did."""
+    logprobs: list[float]
+    """Per token: log-probability under the distribution it was drawn from; NaN where the server gave none."""
+    finish_reason: str
+    """`stop` or `length`."""
+    weight_version: int
+    """-1: the weights that the server was started with."""
+
+    @property
+    def missing_logprobs(self) -> int:
+        """Tokens without a log-probability."""
+        return sum(map(math.isnan, self.logprobs))
+
+
+class _ServerGoneError(Exception):
+    """The server can give no samples now; what to do about it is the trainer's."""
+
+
+class _FailedAttemptError(Exception):
+    """This attempt failed, another may succeed."""
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """What a call of `generate` works on."""
+
+    requests: Sequence[Request]
+    answers: list[list[Sample] | None]
+    on_done: Callable[[int], None]
+    expected: str
+
+
+@dataclass
+class _Endpoint:
+    url: str
+    in_flight: int = 0
+    gone: str | None = None
+    """Why it is not asked any more."""
+
+
+class Client:
+    """Asks several servers, each request of the one that has the fewest in flight.
+
+    Attributes:
+        version: the weights to sample from, set after each push of weights; servers that hold others
+            are not asked. None: those that the servers were started with.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        settings: RolloutSettings,
+        *,
+        vocabulary: int | None = None,
+        stop_token_ids: Iterable[int] = (),
+    ) -> None:
+        """
+        Args:
+            urls: base URLs of the servers.
+            vocabulary: entries of it; ids outside are refused here, because they end a server.
+            stop_token_ids: ids that end a response, beside those of the settings: the tokenizer's
+                end-of-text tokens. The servers load no tokenizer.
+        """
+        self.urls = list(urls)
+        self.settings = settings
+        self.version: int | None = None
+        self._vocabulary = vocabulary
+        self._stop_token_ids = list(dict.fromkeys([*stop_token_ids, *settings.stop_token_ids]))
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        answers: list[list[Sample] | None] | None = None,
+        on_done: Callable[[int], None] | None = None,
+    ) -> str | None:
+        """Sample what is not yet there.
+
+        Fills `answers[i]` for each request i that has None there. When servers die in the middle,
+        what they had not finished goes to the others. If none is left, the rest of `answers` stays
+        None: start the servers again, bring them the weights, and call again with the same lists.
+        Every request is then answered once, whatever happened in between.
+
+        Args:
+            answers: as long as `requests`; `requests[i].n` samples come to `answers[i]`.
+            on_done: called with the number of samples of each request that was answered.
+
+        Returns:
+            None when every request is answered; else which servers cannot be asked, and why.
+
+        Raises:
+            GenerationError: a request that is wrong, or that failed on servers that are well,
+                `rollout.retries` times after the first.
+        """
+        if answers is None:
+            answers = [None for _ in requests]
+        if len(answers) != len(requests):
+            raise ValueError(f"{len(answers)} places for the answers to {len(requests)} requests")
+        for request in requests:
+            self._check(request)
+        expected = INITIAL if self.version is None else str(self.version)
+        sent = _Sent(requests, answers, on_done or (lambda samples: None), expected)
+        if all(answer is not None for answer in answers):
+            return None
+        try:
+            return asyncio.run(self._generate(sent))
+        except* GenerationError as group:
+            raise group.exceptions[0] from None
+
+    def sample(
+        self, requests: Sequence[Request], on_done: Callable[[int], None] | None = None
+    ) -> list[list[Sample]]:
+        """As `generate`, for callers who cannot mend servers.
+
+        Raises:
+            GenerationError: also if servers died and requests are left.
+        """
+        answers: list[list[Sample] | None] = [None] * len(requests)
+        failure = self.generate(requests, answers, on_done)
+        if failure is not None:
+            raise GenerationError(failure)
+        return [answer for answer in answers if answer is not None]
+
+    def body(self, request: Request) -> dict[str, Any]:
+        """What is sent for a request: no field that shapes the distribution is left to the server."""
+        settings = self.settings
+        return {
+            "token_ids": request.prompt_ids,
+            "stream": False,
+            "sampling_params": {
+                "n": request.n,
+                "seed": request.seed,
+                "temperature": settings.temperature,
+                "top_p": settings.top_p,
+                "top_k": settings.top_k,
+                "min_p": 0.0,
+                "repetition_penalty": 1.0,
+                "presence_penalty": 0.0,
+                "frequency_penalty": 0.0,
+                "logit_bias": None,
+                "allowed_token_ids": None,
+                "bad_words": [],
+                "max_tokens": settings.max_tokens,
+                "min_tokens": 0,
+                "stop": [],
+                "stop_token_ids": self._stop_token_ids,
+                "ignore_eos": False,
+                "logprobs": 0,  # of the sampled token alone
+                "detokenize": False,
+                "skip_special_tokens": False,
+            },
+        }
+
+    def _check(self, request: Request) -> None:
+        if not request.prompt_ids:
+            raise GenerationError(f"{request}: the prompt is empty")
+        if self._vocabulary is None:
+            return
+        outside = [i for i in request.prompt_ids if not 0 <= i < self._vocabulary]
+        if outside:
+            raise GenerationError(
+                f"{request}: ids {outside[:5]} are outside the vocabulary of {self._vocabulary}"
+            )
+
+    async def _generate(self, sent: _Sent) -> str | None:
+        endpoints = [_Endpoint(url) for url in self.urls]
+        gate = asyncio.Semaphore(self.settings.concurrency)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.settings.concurrency)
+        timeout = httpx.Timeout(self.settings.request_timeout_seconds, connect=30.0)
+        async with httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False) as http:
+            await asyncio.gather(*(_look_at(http, endpoint, sent.expected) for endpoint in endpoints))
+            async with asyncio.TaskGroup() as tasks:
+                for index, answer in enumerate(sent.answers):
+                    if answer is None:
+                        tasks.create_task(self._answer(http, endpoints, gate, sent, index))
+        if all(answer is not None for answer in sent.answers):
+            return None
+        return "; ".join(f"server {e.url} {e.gone}" for e in endpoints if e.gone is not None)
+
+    async def _answer(
+        self,
+        http: httpx.AsyncClient,
+        endpoints: list[_Endpoint],
+        gate: asyncio.Semaphore,
+        sent: _Sent,
+        index: int,
+    ) -> None:
+        """Ask for one request until it is answered or no server is left."""
+        failures: list[str] = []
+        last: _Endpoint | None = None
+        while len(failures) <= self.settings.retries:
+            async with gate:
+                endpoint = _least_loaded(endpoints, last)
+                if endpoint is None:
+                    return
+                endpoint.in_flight += 1
+                try:
+                    samples = await self._ask(http, endpoint, sent.requests[index], sent.expected)
+                except _ServerGoneError as gone:
+                    endpoint.gone = endpoint.gone or str(gone)
+                    continue  # not the request's fault
+                except _FailedAttemptError as failure:
+                    failures.append(f"{endpoint.url}: {failure}")
+                else:
+                    sent.answers[index] = samples
+                    sent.on_done(len(samples))
+                    return
+                finally:
+                    endpoint.in_flight -= 1
+            last = endpoint
+            await asyncio.sleep(_BACKOFF_SECONDS * 2 ** (len(failures) - 1))
+        raise GenerationError(
+            f"{sent.requests[index]} failed {len(failures)} times, more often than rollout.retries = "
+            f"{self.settings.retries} allows: {'; '.join(failures)}"
+        )
+
+    async def _ask(
+        self, http: httpx.AsyncClient, endpoint: _Endpoint, request: Request, expected: str
+    ) -> list[Sample]:
+        try:
+            response = await http.post(endpoint.url + ENDPOINT, json=self.body(request))
+        except httpx.TimeoutException as error:
+            limit = f"rollout.request_timeout_seconds = {self.settings.request_timeout_seconds:g}"
+            failure = f"no answer within {limit} ({type(error).__name__})"
+            raise await _after(failure, http, endpoint, expected) from error
+        except httpx.TransportError as error:
+            raise await _after(f"{type(error).__name__}: {error}", http, endpoint, expected) from error
+        if response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
+            failure = f"{response.status_code}: {response.text[:300]}"
+            raise await _after(failure, http, endpoint, expected)
+        if response.status_code != httpx.codes.OK:
+            raise GenerationError(f"server {endpoint.url} refuses {request}: {response.text[:1000]}")
+        samples = parse_samples(response.json())
+        if len(samples) != request.n:
+            raise _FailedAttemptError(f"{len(samples)} samples came")
+        for sample in samples:
+            if sample.finish_reason not in ("stop", "length"):
+                raise _FailedAttemptError(f"a sample ended with {sample.finish_reason!r}")
+            if str(sample.weight_version) != (expected if expected != INITIAL else "-1"):
+                raise _ServerGoneError(f"sampled with weights {sample.weight_version}, not {expected}")
+        return samples
+
+
+async def _look_at(http: httpx.AsyncClient, endpoint: _Endpoint, expected: str) -> None:
+    """Note if a server is not well, or does not hold the weights to sample from."""
+    if endpoint.gone is None:
+        endpoint.gone = await _what_is_wrong(http, endpoint.url, expected)
+
+
+async def _after(
+    failure: str, http: httpx.AsyncClient, endpoint: _Endpoint, expected: str
+) -> _ServerGoneError | _FailedAttemptError:
+    """What a failed call means: the server is gone, or this attempt alone failed."""
+    await _look_at(http, endpoint, expected)
+    return _FailedAttemptError(failure) if endpoint.gone is None else _ServerGoneError(endpoint.gone)
+
+
+async def _what_is_wrong(http: httpx.AsyncClient, url: str, expected: str) -> str | None:
+    try:
+        health = await http.get(f"{url}/health", timeout=_PROBE_SECONDS)
+        if health.status_code != httpx.codes.OK:
+            return f"is not healthy ({health.status_code})"
+        info = await http.get(f"{url}/weight_info", timeout=_PROBE_SECONDS)
+    except httpx.TransportError as error:
+        return f"does not answer ({type(error).__name__})"
+    if info.status_code != httpx.codes.OK:
+        return f"does not tell its weight version ({info.status_code}): start it with VLLM_SERVER_DEV_MODE=1"
+    held = info.json()["weight_version"]
+    if held != expected:
+        return f"holds weights {held!r}, not {expected!r}: push the weights before sampling"
+    return None
+
+
+def _least_loaded(endpoints: Sequence[_Endpoint], last: _Endpoint | None) -> _Endpoint | None:
+    """The usable server with the fewest requests in flight; not the last one tried, if there is another."""
+    usable = [e for e in endpoints if e.gone is None]
+    others = [e for e in usable if e is not last] or usable
+    return min(others, key=lambda e: e.in_flight, default=None)
+
+
+def parse_samples(answer: dict[str, Any]) -> list[Sample]:
+    """The samples in an answer of the endpoint, in their order.
+
+    A log-prob that is missing, None, NaN or the endpoint's stand-in for these becomes NaN.
+
+    Raises:
+        GenerationError: the answer lacks ids or versions, or has a log-prob for another token.
+    """
+    choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+    return [_parse_choice(choice) for choice in choices]
+
+
+def _parse_choice(choice: dict[str, Any]) -> Sample:
+    token_ids = choice["token_ids"]
+    content = (choice.get("logprobs") or {}).get("content") or [None] * len(token_ids)
+    if len(content) != len(token_ids):
+        raise GenerationError(f"the server sent {len(content)} log-probs for {len(token_ids)} tokens")
+    logprobs = []
+    for token, entry in zip(token_ids, content, strict=True):
+        if entry is not None and entry["token_id"] != token:
+            raise GenerationError(f"the server sent the log-prob of token {entry['token_id']} for {token}")
+        value = None if entry is None else entry["logprob"]
+        logprobs.append(math.nan if value is None or value <= _NO_LOGPROB else float(value))
+    return Sample(token_ids, logprobs, choice["finish_reason"], _version(choice))
+
+
+def _version(choice: dict[str, Any]) -> int:
+    """The one version of the weights that sampled it.
+
+    Raises:
+        GenerationError: several did: weights were changed under a running request.
+    """
+    labels = list(dict.fromkeys(span["version"] for span in choice.get("weight_versions") or []))
+    if len(labels) != 1:
+        raise GenerationError(f"a response was sampled with weights {labels}; one version was expected")
+    return -1 if labels == [INITIAL] else int(labels[0])
