@@ -240,7 +240,7 @@ def check_layout(shape: ModelShape, layout: LayoutSettings) -> Iterator[str]:
             f"divided by it nor divide it; choose one of {_common(shape)}"
         )
     if layout.sequence and tensor == 1:
-        yield "actor.layout.sequence = true: needs actor.layout.tensor of 2 or more; set that, or sequence to false"
+        yield "actor.layout.sequence = true: needs actor.layout.tensor of 2 or more; set that, or drop it"
     if layout.virtual > 1 and layout.pipeline == 1:
         yield (
             f"actor.layout.virtual = {layout.virtual}: needs actor.layout.pipeline of 2 or more; "

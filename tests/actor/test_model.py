@@ -1,0 +1,97 @@
+"""The model on one pipeline stage against Hugging Face: logits in fp32, for every family and cut."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.ranks import RankError
+from tests.tiny import KINDS, VOCABULARY
+
+BODY = "tests.distributed.bodies_actor:logits"
+
+
+def _sequences(lengths):
+    generator = torch.Generator().manual_seed(11)
+    return [torch.randint(0, VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
+
+
+SEQUENCES = _sequences([9, 1, 17, 4])
+
+
+def _reference(folder, sequences):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        return [model(torch.tensor([ids])).logits[0] for ids in sequences]
+
+
+def _agree(found, folder, sequences=SEQUENCES, atol=2e-5):
+    for per_rank in found:
+        for ours, theirs in zip(per_rank, _reference(folder, sequences), strict=True):
+            torch.testing.assert_close(ours, theirs, atol=atol, rtol=0)
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
+@pytest.mark.parametrize(
+    "layout", [{}, {"tensor": 2}, {"tensor": 2, "sequence": True}], ids=["tp1", "tp2", "tp2-sp"]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_equal_hugging_face(ranks, tiny, kind, layout, packed):
+    folder = tiny(kind)
+    _agree(ranks(2).run(BODY, layout=layout, folder=folder, sequences=SEQUENCES, packed=packed), folder)
+
+
+@pytest.mark.parametrize("sequence", [False, True], ids=["tp4", "tp4-sp"])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_logits_hold_with_fewer_key_value_heads_than_tensor_ranks(ranks, tiny, kind, sequence):
+    folder = tiny(kind)
+    layout = {"tensor": 4, "sequence": sequence}
+    _agree(ranks(4).run(BODY, layout=layout, folder=folder, sequences=SEQUENCES, packed=True), folder)
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "factor": 4.0},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 3.0,
+            "original_max_position_embeddings": 64,
+        },
+    ],
+    ids=["linear", "llama3"],
+)
+def test_logits_hold_with_scaled_rotary_embeddings(ranks, tiny, tmp_path, rope, packed):
+    sequences = _sequences([200, 30])
+    for file in tiny("llama").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["rope_parameters"] = {"rope_theta": 500000.0, **rope}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = ranks(2).run(BODY, layout={"tensor": 2}, folder=tmp_path, sequences=sequences, packed=packed)
+    _agree(found, tmp_path, sequences, atol=5e-5)
+
+
+def test_bf16_stays_close_to_hugging_face(ranks, tiny):
+    folder = tiny("qwen3")
+    found = ranks(2).run(
+        BODY, layout={"tensor": 2}, folder=folder, sequences=SEQUENCES, packed=True, precision="bf16"
+    )
+    _agree(found, folder, atol=0.15)
+
+
+def test_a_layout_the_model_cannot_be_cut_into_is_refused_with_its_key(ranks, tiny):
+    with pytest.raises(
+        RankError, match=r"actor\.layout\.tensor = 2: does not divide the model's 1 attention heads"
+    ):
+        ranks(2).run(
+            BODY,
+            layout={"tensor": 2},
+            folder=tiny("llama", heads=1, kv_heads=1),
+            sequences=SEQUENCES,
+            packed=True,
+        )
