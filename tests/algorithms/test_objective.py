@@ -19,7 +19,9 @@ def test_lengths_one_and_three_with_opposite_advantages_give_a_half_for_every_sp
 
     def part(rows):
         tokens = {
-            "weights": torch.from_numpy(np.concatenate(spread([whole[i] for i in rows], [lengths[i] for i in rows]))),
+            "weights": torch.from_numpy(
+                np.concatenate(spread([whole[i] for i in rows], [lengths[i] for i in rows]))
+            ),
             "advantages": torch.from_numpy(
                 np.concatenate(spread([advantages[i] for i in rows], [lengths[i] for i in rows]))
             ),
@@ -44,7 +46,9 @@ def test_parts_add_up_to_the_padded_policy_loss(aggregation):
     denominators = {
         "token-mean": float(sum(lengths)),
     }
-    weights = weigh(lengths, aggregation, longest, lambda own: denominators.get(aggregation, float(len(lengths))))
+    weights = weigh(
+        lengths, aggregation, longest, lambda own: denominators.get(aggregation, float(len(lengths)))
+    )
     total = 0.0
     for i, n in enumerate(lengths):
         tokens = {
