@@ -1,4 +1,4 @@
-"""One rank of a run: what torchrun starts, `python -m megatron_meds.cli.rank SETTINGS.json`.
+"""One rank of a run: what torchrun starts, `python -m megatron_meds.cli.rank SETTINGS.yaml`.
 
 An uncaught error is written to the folder ERRORS_FOLDER names and not printed: the launcher prints the
 one that came first, because the others only say that a peer is gone.
@@ -13,7 +13,6 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from megatron_meds.config import Settings
 from megatron_meds.errors import UserError
 
 ERRORS_FOLDER = "MEGATRON_MEDS_ERRORS"
@@ -32,15 +31,16 @@ def _write_down(kind: type[BaseException], error: BaseException, trace: Tracebac
 
 
 def main() -> None:
-    """Train by the settings in the JSON file that the first argument names."""
+    """Train by the settings in the file that the first argument names."""
     faulthandler.enable()
     if ERRORS_FOLDER in os.environ:
         sys.excepthook = _write_down
-    settings = Settings.model_validate_json(Path(sys.argv[1]).read_text())
+    # From here on an interrupt or an error while the large imports run is handled like any other.
+    from megatron_meds.config import load
     from megatron_meds.train import train
 
     try:
-        train(settings)
+        train(load(Path(sys.argv[1])))
     except UserError as error:
         if ERRORS_FOLDER not in os.environ:
             raise

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from megatron_meds import machine
 from megatron_meds.cli.rank import ERRORS_FOLDER
-from megatron_meds.config import Settings
+from megatron_meds.config import Settings, dump
 
 
 def run_ranks(settings: Settings, world_size: int, entry: str = "megatron_meds.cli.rank") -> int:
-    """Run the module `entry` on `world_size` ranks, with the path of the settings in JSON as its argument.
+    """Run the module `entry` on `world_size` ranks, with the path of the settings as its argument.
 
     Returns the exit code: 0, that of the rank that failed first (128 + n if signal n ended it), or
     128 + n where signal n told this process to stop. The failing rank's error is printed once.
@@ -26,8 +26,8 @@ def run_ranks(settings: Settings, world_size: int, entry: str = "megatron_meds.c
     set_threads(world_size)
     with tempfile.TemporaryDirectory(prefix="megatron-meds-") as folder:
         errors = Path(folder)
-        arguments = errors / "settings.json"
-        arguments.write_text(settings.model_dump_json())
+        arguments = errors / "settings.yaml"
+        arguments.write_text(dump(settings))
         os.environ[ERRORS_FOLDER] = folder
         return _torchrun(world_size, entry, arguments, errors)
 

@@ -15,6 +15,9 @@ def train(settings: Settings) -> None:
         threads = os.environ["OMP_NUM_THREADS"]
         sys.stdout.write(f"rank {os.environ['RANK']} threads {threads} steps {settings.run.steps}\n")
         return
+    if os.environ["HOW"] == "sleep":
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
     if os.environ["RANK"] == "0" or os.environ["HOW"] == "sleep":
         time.sleep(60)
     if os.environ["HOW"] == "raise":

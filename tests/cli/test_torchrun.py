@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -70,15 +69,12 @@ def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_every_rank(tmp_path: Path, number: signal.Signals):
     process = start(tmp_path, "sleep")
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    ranks: list[str] = []
-    deadline = time.monotonic() + 60
-    while len(ranks) < 2 and time.monotonic() < deadline:
-        ranks = children.read_text().split()
-        time.sleep(0.1)
-    time.sleep(1.0)
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+    ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert errors == f"stopped by {number.name}\n"
+    assert len(ranks) == 2
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
