@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from megatron_meds.errors import UserError
+
 
 class Dtype(StrEnum):
     """Precisions a checkpoint can be written in."""
@@ -33,7 +35,8 @@ def convert(
 
     One tensor is in memory at a time; the target appears under its name only when it is whole.
     """
-    _require_huggingface(source)
+    if not (source / "config.json").is_file():
+        raise UserError(f"{source} is no Hugging Face folder: it has no config.json")
     import torch
 
     from megatron_meds.weights.convert import convert_huggingface
@@ -44,15 +47,5 @@ def convert(
             source, target, dtype=chosen, max_shard_gib=max_shard_gib, overwrite=overwrite
         )
     except (ValueError, OSError) as error:
-        raise typer.BadParameter(str(error)) from error
+        raise UserError(str(error)) from error
     typer.echo(f"{target}: {written / 2**30:.3f} GiB of tensors")
-
-
-def _require_huggingface(source: Path) -> None:
-    """Say what is wrong with a source before torch is loaded."""
-    if not source.is_dir():
-        raise typer.BadParameter(f"{source} is not a folder", param_hint="SOURCE")
-    if not (source / "config.json").is_file():
-        raise typer.BadParameter(
-            f"{source} has no config.json: not a Hugging Face folder", param_hint="SOURCE"
-        )

@@ -36,9 +36,11 @@ def convert_huggingface(
     Raises:
         FileExistsError: the target is there and may not be overwritten.
         FileNotFoundError: `source` has no config.json or no safetensors.
-        ValueError: the model is of no supported family, tensors are missing or have no place in it,
-            or one is quantised (each named).
+        ValueError: source and target are the same, the model is of no supported family, tensors are
+            missing or have no place in it, or one is quantised (each named).
     """
+    if target.resolve() == source.resolve():
+        raise ValueError(f"source and target are the same folder, {source}; choose another target")
     shape = read_model_config(source)
     with Checkpoint(source) as checkpoint:
         check_names(checkpoint.names, shape, source)

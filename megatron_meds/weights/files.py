@@ -237,13 +237,17 @@ class FolderWriter:
 
 
 def check_target(target: Path, overwrite: bool) -> None:
-    """Refuse a target that is there, unless it may be overwritten.
+    """Refuse a target that is there, unless it may be overwritten and is a model folder (or empty).
 
     Raises:
         FileExistsError: saying so.
     """
-    if target.exists() and not overwrite:
+    if not target.exists():
+        return
+    if not overwrite:
         raise FileExistsError(f"{target} exists; remove it or choose another target")
+    if not target.is_dir() or (any(target.iterdir()) and not (target / "config.json").is_file()):
+        raise FileExistsError(f"{target} is not a model folder and will not be overwritten")
 
 
 def rename_whole(partial: Path, target: Path) -> None:

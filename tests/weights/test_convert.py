@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from megatron_meds.cli.convert import convert
+from megatron_meds.errors import UserError
 from megatron_meds.weights.convert import convert_huggingface
 from tests.tiny import KINDS
 
@@ -20,6 +21,13 @@ APP.command()(convert)
 
 def run(*arguments: str | Path):
     return CliRunner().invoke(APP, [str(argument) for argument in arguments], env={"COLUMNS": "300"})
+
+
+def complaint(*arguments: str | Path) -> str:
+    """What the user is told (the command line prints it and ends with exit code 2)."""
+    error = run(*arguments).exception
+    assert isinstance(error, UserError)
+    return str(error)
 
 
 def stored(folder: Path) -> dict[str, torch.Tensor]:
@@ -69,25 +77,25 @@ def test_tokenizer_and_licence_come_along_and_other_weights_do_not(tiny, tmp_pat
 def test_a_target_that_is_there_is_refused_unless_overwritten(tiny, tmp_path):
     source, target = tiny("llama"), tmp_path / "out"
     target.mkdir()
-    refused = run(source, target)
-    assert refused.exit_code != 0
-    assert "exists; remove it or choose another target" in refused.output
+    assert "exists; remove it or choose another target" in complaint(source, target)
     assert run(source, target, "--overwrite").exit_code == 0
     assert stored(target).keys() == stored(source).keys()
 
 
-@pytest.mark.parametrize("make", [lambda folder: None, lambda folder: folder.mkdir()])
-def test_a_source_that_is_no_model_folder_is_refused(make, tmp_path):
-    make(tmp_path / "in")
-    result = run(tmp_path / "in", tmp_path / "out")
-    assert result.exit_code == 2
-    assert "SOURCE" in result.output
+def test_the_source_is_no_target(tiny, tmp_path):
+    source = tmp_path / "in"
+    convert_huggingface(tiny("llama"), source)
+    assert "same folder" in complaint(source, source, "--overwrite")
+    assert stored(source).keys() == stored(tiny("llama")).keys()
+
+
+def test_a_source_that_is_no_model_folder_is_refused(tmp_path):
+    assert "no Hugging Face folder" in complaint(tmp_path, tmp_path / "out")
+    assert "no Hugging Face folder" in complaint(tmp_path / "absent", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_with_a_config_but_no_weights_is_refused(tiny, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "config.json").write_bytes((tiny("llama") / "config.json").read_bytes())
-    result = run(tmp_path / "in", tmp_path / "out")
-    assert result.exit_code == 2
-    assert "model.safetensors" in result.output
+    assert "neither model.safetensors nor" in complaint(tmp_path / "in", tmp_path / "out")

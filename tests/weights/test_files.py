@@ -96,13 +96,21 @@ def test_what_was_killed_half_way_is_written_anew(tmp_path):
 
 def test_a_target_that_is_there_is_kept_unless_overwritten(tmp_path):
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "mine").touch()
+    (tmp_path / "out" / "config.json").touch()
     with pytest.raises(FileExistsError, match="out exists; remove it or choose another target"):
         write(tmp_path / "out", 10_000)
-    assert (tmp_path / "out" / "mine").exists()
+    assert (tmp_path / "out" / "config.json").exists()
     write(tmp_path / "out", 10_000, overwrite=True)
     assert [path.name for path in (tmp_path / "out").iterdir()] == [SINGLE]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_folder_of_something_else_is_never_overwritten(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").touch()
+    with pytest.raises(FileExistsError, match="out is not a model folder"):
+        write(tmp_path / "out", 10_000, overwrite=True)
+    assert (tmp_path / "out" / "thesis.tex").exists()
 
 
 def test_a_folder_without_safetensors_is_refused_with_a_hint(tmp_path):

@@ -136,11 +136,19 @@ def test_rows_that_pad_the_vocabulary_are_zero_after_loading(kind, ranks, tiny):
 
 @pytest.mark.parametrize("kind", ["llama_tied", "qwen2", "qwen3", "qwen3_tied"])
 def test_logits_equal_transformers_at_one_stage_and_at_four(kind, ranks, tiny):
-    folder = tiny(kind, kv_heads=4, heads=8)
+    layouts = ({}, {"pipeline": 4}, {"tensor": 2, "pipeline": 2, "virtual": 2}, {"tensor": 4})
+    assert_logits_equal_transformers(ranks, tiny(kind, kv_heads=4, heads=8), layouts)
+
+
+def test_logits_equal_transformers_with_fewer_kv_heads_than_tensor_ranks(ranks, tiny):
+    assert_logits_equal_transformers(ranks, tiny("qwen2", kv_heads=2, heads=4), [{"tensor": 4}])
+
+
+def assert_logits_equal_transformers(ranks, folder: Path, layouts) -> None:
     tokens = [[3, 5, 7, 11, 13, 150, 0, 2], [1, 1, 2, 3, 5, 8, 13, 21]]
     with torch.no_grad():
         want = AutoModelForCausalLM.from_pretrained(folder)(torch.tensor(tokens)).logits
-    for layout in ({}, {"pipeline": 4}, {"tensor": 2, "pipeline": 2, "virtual": 2}, {"tensor": 4}):
+    for layout in layouts:
         got = [
             x
             for x in ranks(4).run(f"{BODIES}:logits", layout=layout, folder=folder, tokens=tokens)
