@@ -6,6 +6,7 @@ what was written about later steps, so that no step is told twice.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -73,25 +74,13 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run on Weights & Biases, which a resumed run goes on with.
-
-    Raises:
-        ModuleNotFoundError: wandb is not installed; says how to install or do without it.
-    """
+    """A run on Weights & Biases, which a resumed run goes on with."""
 
     def __init__(
         self, project: str, name: str, folder: Path, config: Mapping[str, Any], resume_step: int | None
     ) -> None:
-        try:
-            import wandb
-        except ModuleNotFoundError as missing:
-            if missing.name != "wandb":
-                raise
-            raise ModuleNotFoundError(
-                f"tracking.wandb_project = {project}: wandb is not installed; "
-                "`pip install wandb`, or set it to null",
-                name="wandb",
-            ) from None
+        import wandb
+
         remembered = folder / "wandb_id"
         go_on = resume_step is not None and remembered.is_file()
         self._run = wandb.init(
@@ -112,6 +101,16 @@ class WeightsAndBiases:
 
     def close(self) -> None:
         self._run.finish()
+
+
+def require_wandb(project: str) -> None:
+    """Raises ModuleNotFoundError where Weights & Biases is asked for and not installed."""
+    if importlib.util.find_spec("wandb") is None:
+        raise ModuleNotFoundError(
+            f"tracking.wandb_project = {project}: wandb is not installed; "
+            "`pip install wandb`, or set it to null",
+            name="wandb",
+        )
 
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:

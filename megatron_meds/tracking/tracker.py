@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from megatron_meds.tracking.samples import Rows, drop_samples, write_samples
 from megatron_meds.tracking.settings import TrackingSettings
-from megatron_meds.tracking.sinks import JsonLines, Sink, TensorBoard, WeightsAndBiases
+from megatron_meds.tracking.sinks import JsonLines, Sink, TensorBoard, WeightsAndBiases, require_wandb
 from megatron_meds.tracking.view import Nothing, View, make_view
 
 
@@ -33,17 +33,14 @@ class Tracker:
         settings: TrackingSettings,
         is_writer: bool,
         *,
-        name: str = "run",
-        steps: int | None = None,
-        resume_step: int | None = None,
+        total_steps: int | None = None,
         config: Mapping[str, Any] | None = None,
         view: View | None = None,
     ) -> None:
         """
         Args:
-            steps: how many the run will have, for show.
-            resume_step: the step after which a run goes on: what was written about later ones is
-                dropped. None: a new run; what an earlier one left in `run_dir` is dropped.
+            run_dir: the run's folder; its name is the run's.
+            total_steps: how many the run will have, for show.
             config: the settings, for Weights & Biases.
 
         Raises:
@@ -51,22 +48,22 @@ class Tracker:
         """
         self.settings = settings
         self._is_writer = is_writer
-        self._samples = run_dir / "trajectories"
+        self._folder = run_dir
+        self._config = config or {}
         self._seconds: dict[str, float] = {}
         self._since = time.monotonic()
-        self._sinks: list[Sink] = []
+        self._sinks: list[Sink] | None = None
         self._view: View = Nothing()
-        if not is_writer:
-            return
-        self._sinks.append(JsonLines(run_dir / "metrics.jsonl", resume_step))
-        drop_samples(self._samples, resume_step)
-        if settings.tensorboard:
-            self._sinks.append(TensorBoard(run_dir / "tensorboard", resume_step))
-        if settings.wandb_project is not None:
-            self._sinks.append(
-                WeightsAndBiases(settings.wandb_project, name, run_dir, config or {}, resume_step)
-            )
-        self._view = view or make_view(settings.view, name, steps)
+        if is_writer:
+            if settings.wandb_project is not None:
+                require_wandb(settings.wandb_project)
+            self._view = view or make_view(settings.view, run_dir.name, total_steps)
+
+    def resume(self, step: int) -> None:
+        """Go on after `step`: drop what was written about later ones. To be called before the first
+        `log`; a run that does not call it is a new one, and drops all that an earlier one left here."""
+        if self._is_writer:
+            self._open(step)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -89,16 +86,16 @@ class Tracker:
         """Move the bar on by `count`; `total` corrects how many there will be."""
         self._view.advance(count, total)
 
-    def note(self, text: str) -> None:
+    def say(self, text: str) -> None:
         """Show a line, such as a server that was started again."""
-        self._view.note(text)
+        self._view.say(text)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
         """Write the numbers of a step (0: before the first) as one line; returns all that was written.
 
-        Added are `seconds/PHASE` since the last call, `seconds/step` (all time since then),
-        `tokens_per_second` where `prompt_tokens` or `response_tokens` are given, and memory:
-        `memory/resident_gib` of this process and `memory/gpu_peak_gib` where it uses a GPU.
+        Added are the seconds of each phase since the last call, `seconds/step` (all time since then)
+        unless given, and memory: `memory/resident_gib` of this process and `memory/gpu_peak_gib` where
+        it uses a GPU.
         """
         now = time.monotonic()
         elapsed, self._since = now - self._since, now
@@ -106,11 +103,8 @@ class Tracker:
         self._seconds = {}
         if not self._is_writer:
             return dict(metrics)
-        found = {**metrics, **phases, "seconds/step": elapsed, **memory()}
-        tokens = metrics.get("prompt_tokens", 0.0) + metrics.get("response_tokens", 0.0)
-        if tokens:
-            found["tokens_per_second"] = tokens / elapsed
-        for sink in self._sinks:
+        found = {"seconds/step": elapsed, **metrics, **phases, **memory()}
+        for sink in self._sinks if self._sinks is not None else self._open(None):
             sink.write(step, found)
         self._view.step(step, found)
         return found
@@ -122,16 +116,31 @@ class Tracker:
 
     def write_samples(self, step: int, rows: Rows) -> None:
         """Write the step's trajectory file from rows of `sample_rows`, those of all heads together."""
-        if self._is_writer:
-            write_samples(self._samples, step, rows[: self.settings.trajectories_per_step])
+        if not self._is_writer:
+            return
+        if self._sinks is None:
+            self._open(None)
+        write_samples(self._folder / "trajectories", step, rows[: self.settings.trajectories_per_step])
 
     def close(self) -> None:
         """Close files and the view; further calls do nothing."""
         self._view.close()
         self._view = Nothing()
-        for sink in self._sinks:
+        for sink in self._sinks or ():
             sink.close()
         self._sinks = []
+
+    def _open(self, resume_step: int | None) -> list[Sink]:
+        """Open the places to write to, from after `resume_step` on (None: afresh)."""
+        assert not self._sinks, "resume comes before the first log"
+        folder, project = self._folder, self.settings.wandb_project
+        drop_samples(folder / "trajectories", resume_step)
+        self._sinks = [JsonLines(folder / "metrics.jsonl", resume_step)]
+        if self.settings.tensorboard:
+            self._sinks.append(TensorBoard(folder / "tensorboard", resume_step))
+        if project is not None:
+            self._sinks.append(WeightsAndBiases(project, folder.name, folder, self._config, resume_step))
+        return self._sinks
 
     def __enter__(self) -> Self:
         return self

@@ -22,33 +22,36 @@ from rich.text import Text
 class Column:
     """How a metric is shown."""
 
-    metric: str
     title: str
     format: str
+    metrics: tuple[str, ...]
+    """Names it goes by; the first that is there is shown."""
+    wide: bool = False
+    """Only where the terminal has 120 columns or more."""
 
     def show(self, metrics: Mapping[str, float]) -> str:
-        value = metrics.get(self.metric)
+        """The formatted value; empty where there is none."""
+        value = next((metrics[name] for name in self.metrics if name in metrics), None)
         return "" if value is None else format(value, self.format)
 
 
 COLUMNS = (
-    Column("loss", "loss", ".4f"),
-    Column("nll", "nll", ".4f"),
-    Column("accuracy", "accuracy", ".1%"),
-    Column("reward/total", "reward", ".3f"),
-    Column("length", "length", ".1f"),
-    Column("truncated", "truncated", ".1%"),
-    Column("entropy", "entropy", ".3f"),
-    Column("kl_old", "KL", ".1e"),
-    Column("mismatch/kl", "mismatch", ".1e"),
-    Column("clip_fraction", "clipped", ".1%"),
-    Column("grad_norm", "grad norm", ".3f"),
-    Column("lr", "lr", ".1e"),
-    Column("tokens_per_second", "tokens/s", ",.0f"),
-    Column("seconds/step", "seconds", ".1f"),
+    Column("loss", ".4f", ("update/nll",)),
+    Column("accuracy", ".1%", ("accuracy",)),
+    Column("reward", ".3f", ("reward/total",)),
+    Column("length", ".1f", ("length",)),
+    Column("truncated", ".1%", ("truncated",)),
+    Column("entropy", ".3f", ("entropy", "update/entropy")),
+    Column("KL", ".1e", ("update/kl_old",)),
+    Column("mismatch", ".1e", ("mismatch/kl",), wide=True),
+    Column("clipped", ".2%", ("update/clip_fraction",), wide=True),
+    Column("grad norm", ".3f", ("update/grad_norm",)),
+    Column("rate", ".1e", ("learning_rate",), wide=True),
+    Column("tokens/s", ",.0f", ("tokens_per_second",)),
+    Column("seconds", ".1f", ("seconds/step",)),
 )
-_NARROW = frozenset({"loss", "mismatch/kl", "clip_fraction", "lr"})
-"""Left out of the table where the terminal has fewer than 120 columns."""
+_OF_A_STEP = COLUMNS[:-1]
+"""Without these a row would be empty: an evaluation alone is not a step."""
 _MOST_ROWS = 12
 
 
@@ -75,20 +78,20 @@ class Lines:
 
     def __init__(self, console: Console, name: str, steps: int | None) -> None:
         self._console, self._steps = console, steps
-        self.note(f"{name}: {steps:,} steps" if steps else name)
+        self.say(f"{name}: {steps:,} steps" if steps else name)
 
-    def note(self, text: str) -> None:
+    def say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def phase(self, name: str | None) -> None:
         """Phases show in the step's line only."""
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        parts = [f"{column.title} {column.show(metrics)}" for column in COLUMNS if column.metric in metrics]
+        parts = [f"{column.title} {shown}" for column in COLUMNS if (shown := column.show(metrics))]
         parts += [f"{name} {value:.1%} right" for name, value in evaluations(metrics).items()]
         of = f"/{self._steps}" if self._steps else ""
         phases = phase_seconds(metrics)
-        self.note(f"step {step}{of}: " + ", ".join(parts) + (f" ({phases})" if phases else ""))
+        self.say(f"step {step}{of}: " + ", ".join(parts) + (f" ({phases})" if phases else ""))
 
     @contextmanager
     def progress(self, total: int, what: str) -> Iterator[None]:
@@ -116,10 +119,10 @@ class InPlace:
             TimeRemainingColumn(),
             console=console,
         )
-        self._live = Live(get_renderable=self._render, console=console, refresh_per_second=2)
+        self._live = Live(get_renderable=self.render, console=console, refresh_per_second=2)
         self._live.start()
 
-    def note(self, text: str) -> None:
+    def say(self, text: str) -> None:
         """A line above the table."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
@@ -129,7 +132,7 @@ class InPlace:
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in evaluations(metrics).items():
             self._evaluations.setdefault(name, []).append((step, value))
-        if any(column.metric in metrics for column in COLUMNS if not column.metric.startswith("seconds/")):
+        if any(column.show(metrics) for column in _OF_A_STEP):
             self._rows.append((step, dict(metrics)))
         self._live.refresh()
 
@@ -151,7 +154,8 @@ class InPlace:
         self._phase = None
         self._live.stop()
 
-    def _render(self) -> RenderableType:
+    def render(self) -> RenderableType:
+        """What is on the screen now."""
         parts: list[RenderableType] = [self._heading()]
         if self._rows:
             parts.append(self._table())
@@ -177,7 +181,7 @@ class InPlace:
         shown = [
             column
             for column in COLUMNS
-            if (wide or column.metric not in _NARROW) and any(column.metric in row for _, row in self._rows)
+            if (wide or not column.wide) and any(column.show(row) for _, row in self._rows)
         ]
         for column in shown:
             table.add_column(column.title, justify="right", no_wrap=True)
@@ -197,7 +201,7 @@ class InPlace:
 class Nothing:
     """Shows nothing: `view: none`, and every rank but the writer."""
 
-    def note(self, text: str) -> None: ...
+    def say(self, text: str) -> None: ...
 
     def phase(self, name: str | None) -> None: ...
 
