@@ -19,7 +19,6 @@ from megatron_meds.verify.pool import Item, Result, WorkerPool
 _log = logging.getLogger(__name__)
 
 _PLAIN_NUMBER = re.compile(r"-?\d+(\.\d+)?")
-_FAILURES = ("timeout", "crash", "error")
 _NOTABLE_SHARE = 0.01
 
 
@@ -105,12 +104,15 @@ class Grader:
             for result, answer in zip(results, answers, strict=True)
         ]
 
-    def check_golds(self, golds: Sequence[str], rows: Sequence[str] | None = None) -> None:
+    def check_golds(
+        self, golds: Sequence[str], rows: Sequence[str] | None = None, as_text: bool = False
+    ) -> None:
         """Refuse reference answers that math-verify cannot parse. Nothing is asked of a user's function.
 
         Args:
             golds: reference answers.
             rows: where each stands, for the message, such as `train.jsonl:17`; None: `row 0` on.
+            as_text: warn instead: an answer is then right where it reads like such a reference.
 
         Raises:
             GoldError: lists the rows, the first ten in full.
@@ -122,15 +124,20 @@ class Grader:
         results = self._pool.run([("gold", "", gold) for gold in doubtful])
         faults = {g: r.reason for g, r in zip(doubtful, results, strict=True) if r.reason != "right"}
         bad = [(name, gold) for name, gold in zip(names, golds, strict=True) if gold in faults]
-        if bad:
-            shown = "\n".join(
-                f"  {name}: {gold!r:.200}" + (f" ({faults[gold]})" if faults[gold] != "wrong" else "")
-                for name, gold in bad[:10]
-            )
-            more = f"\n  and {len(bad) - 10} more" if len(bad) > 10 else ""
+        if not bad:
+            return
+        shown = "\n".join(
+            f"  {name}: {gold!r:.200}" + (f" ({faults[gold]})" if faults[gold] != "wrong" else "")
+            for name, gold in bad[:10]
+        )
+        more = f"\n  and {len(bad) - 10} more" if len(bad) > 10 else ""
+        message = f"{len(bad)} of {len(golds)} reference answers cannot be parsed:\n{shown}{more}\n"
+        if as_text:
+            _log.warning("%sthey are compared as text", message)
+        else:
             raise GoldError(
-                f"{len(bad)} of {len(golds)} reference answers cannot be parsed:\n{shown}{more}\n"
-                "mend or drop these rows, or grade with verify.function"
+                f"{message}mend or drop these rows, set verify.unparsed=text to compare them as text, "
+                "or grade with verify.function"
             )
 
     def _item(self, pair: tuple[str, str], answer: str | None) -> Item | Result:
@@ -148,20 +155,18 @@ class Grader:
         now = Counter(result.reason for result in results)
         before, seen = self.counts.copy(), self.counts.total()
         self.counts.update(now)
-        for reason in _FAILURES:
+        kinds = {"timeout": f"a timeout (limit {self._timeout:g} s)", "crash": "a crash", "error": "an error"}
+        for reason, words in kinds.items():
             share = now[reason] / max(1, len(results))
-            if share >= _NOTABLE_SHARE and share > 2.0 * before[reason] / max(1, seen):
-                first = next(r.detail for r in results if r.reason == reason)
-                _log.warning(
-                    "grading: %d of %d answers ended in %s%s, %d of %d before; they count as wrong",
-                    now[reason],
-                    len(results),
-                    f"a {reason} (limit {self._timeout:g} s)"
-                    if reason == "timeout"
-                    else f"a {reason}"
-                    if reason == "crash"
-                    else "an error",
-                    f" ({first})" if first else "",
-                    before[reason],
-                    seen,
-                )
+            if share < _NOTABLE_SHARE or share <= 2.0 * before[reason] / max(1, seen):
+                continue
+            first = next(r.detail for r in results if r.reason == reason)
+            _log.warning(
+                "grading: %d of %d answers ended in %s, %d of %d before; they count as wrong%s",
+                now[reason],
+                len(results),
+                words,
+                before[reason],
+                seen,
+                f"; the first: {first}" if first else "",
+            )
