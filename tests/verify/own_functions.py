@@ -29,6 +29,8 @@ def behaves_as_told(response: str, gold: str) -> bool:
         sys.exit(0)
     if response == "raise":
         raise KeyError("no such thing")
+    if response == "hoard":
+        return len(bytearray(8 << 30)) > 0
     if response == "score":
         return 0.7  # type: ignore[return-value]
     if response == "print":

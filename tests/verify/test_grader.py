@@ -3,10 +3,12 @@
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -310,6 +312,29 @@ if True:  # no __main__ guard is needed
     while any(_alive(pid) for pid in workers) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(_alive(pid) for pid in workers)
+
+
+def test_memory_beyond_the_limit_is_refused_and_costs_one_verdict():
+    with Grader(workers=1, timeout=TIMEOUT, function=f"{OWN}:behaves_as_told", memory_mib=1024) as grader:
+        verdicts = grader.grade([("hoard", "x"), ("x", "x")])
+    assert [v.reason for v in verdicts] == ["error", "right"]
+    assert "MemoryError" in verdicts[0].detail
+
+
+def test_a_process_that_is_stuck_when_its_parent_is_gone_ends_itself():
+    ours, theirs = Pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "megatron_meds.verify.worker", str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    theirs.close()
+    setup = {"function": f"{OWN}:behaves_as_told", "memory_mib": None, "alarm_seconds": 1.0}
+    ours.send_bytes(json.dumps(setup).encode())
+    assert json.loads(ours.recv_bytes()) == {"ready": True}
+    ours.send_bytes(json.dumps([("call", "loop", "")]).encode())
+    ours.close()
+    assert process.wait(timeout=60) == -signal.SIGALRM
 
 
 # -- reference answers
