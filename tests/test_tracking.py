@@ -326,6 +326,18 @@ def test_on_a_terminal_the_last_steps_the_phase_and_the_bar_are_shown(tmp_path):
     assert "mismatch" not in frame
 
 
+def test_a_bar_grows_with_what_comes_beyond_the_announced():
+    view = InPlace(screen(terminal=True), "tiny", 16)
+    with view.progress(8, "trajectories"):
+        for _ in range(3):
+            view.advance(4)
+        assert "12/12" in still(view)
+        view.advance(0, total=20)
+        assert "12/20" in still(view)
+    assert "12/" not in still(view)
+    view.close()
+
+
 def test_a_narrow_terminal_gets_no_broken_rows(tmp_path):
     console = screen(terminal=True, width=80)
     view = InPlace(console, "tiny", 16)

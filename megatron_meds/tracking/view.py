@@ -146,8 +146,10 @@ class InPlace:
             self._bar.remove_task(task)
 
     def advance(self, count: int, total: int | None = None) -> None:
-        for task in self._bar.task_ids:
-            self._bar.update(task, advance=count, total=total)
+        """Move the bar; it grows where more comes than was announced (dynamic sampling)."""
+        for task in self._bar.tasks:
+            announced = task.total or 0.0 if total is None else total
+            self._bar.update(task.id, advance=count, total=max(announced, task.completed + count))
 
     def close(self) -> None:
         """Leave the last state on the screen."""
