@@ -124,7 +124,7 @@ def crash(run: Path, place: str, step: int = 2, skip: int = 0) -> None:
 
 
 def _save_until(run: Path, place: str, step: int, skip: int) -> None:
-    """Save, and die by SIGKILL: in `write`, in a method of Checkpoints, or in a rename after `skip` others."""
+    """Save, and die by SIGKILL: in `write`, a method of Checkpoints, or a rename after `skip` others."""
     renames = itertools.count()
     rename = Path.rename
 
