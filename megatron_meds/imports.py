@@ -1,4 +1,4 @@
-"""A user's own function, by import path. Knows Python's import system and nothing of ours."""
+"""A user's own function, by import path. Knows Python's import system and nothing of what is loaded."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from megatron_meds.errors import UserError
 
-class FunctionError(ValueError):
+
+class FunctionError(UserError, ValueError):
     """A `module:name` that leads to no function; says which setting holds it and what is wrong."""
 
 

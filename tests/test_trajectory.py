@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_meds.trajectory import Prompt, RewardLedger, Trajectory, prompt_id
@@ -80,6 +80,7 @@ def test_a_trajectory_without_a_score_has_no_total_and_no_token_rewards():
         ledger.mark_unscored("custom", 2)
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.floats(-5, 5), st.integers(0, 4)), max_size=30

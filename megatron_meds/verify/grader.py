@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from megatron_meds.errors import UserError
 from megatron_meds.verify.boxed import last_boxed
 from megatron_meds.verify.pool import Item, Result, WorkerPool
 
@@ -36,7 +37,7 @@ class Verdict:
     """The exception, if there was one."""
 
 
-class GoldError(ValueError):
+class GoldError(UserError, ValueError):
     """Reference answers that cannot be compared; names each one's row."""
 
 

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 
+from megatron_meds.errors import UserError
+
 Item = tuple[str, str, str]
 """(kind, text, gold), see `worker`."""
 
@@ -27,7 +29,7 @@ _START_SECONDS = 300.0
 _LARGEST_BATCH = 32
 
 
-class WorkerError(RuntimeError):
+class WorkerError(UserError):
     """A grading process that cannot start; says why."""
 
 
@@ -154,7 +156,10 @@ class WorkerPool:
         except (EOFError, ConnectionResetError):
             if not worker.ready:
                 status = worker.process.wait()
-                raise WorkerError(f"a grading process ended while starting, status {status}") from None
+                raise WorkerError(
+                    f"a grading process ended while starting, status {status}; its standard error says why "
+                    "(or verify.memory_mib is too little)"
+                ) from None
             results[worker.items.popleft()] = Result("crash")
             self._drop(worker, pending)
             return

@@ -6,7 +6,7 @@ import statistics
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_meds.algorithms import gae, group_advantages, reward_to_go, rloo_advantages, whiten
@@ -81,6 +81,7 @@ def test_a_tensor_comes_back_as_a_tensor_and_groups_may_be_one():
     np.testing.assert_allclose(found, [2**-0.5, -(2**-0.5)] * 2, rtol=1e-5)
 
 
+@settings(deadline=None)
 @given(REWARDS, st.data())
 def test_group_advantages_equal_a_plain_loop_over_groups(rewards, data):
     groups = data.draw(st.lists(st.integers(0, 3), min_size=len(rewards), max_size=len(rewards)))
@@ -94,15 +95,21 @@ def test_group_advantages_equal_a_plain_loop_over_groups(rewards, data):
     np.testing.assert_allclose(group_advantages(rewards, groups), expected, rtol=1e-9, atol=1e-9)
 
 
-@given(REWARDS, st.floats(-5, 5), st.floats(0.1, 5))
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(-40, 40).map(lambda x: x / 4), min_size=1, max_size=24),
+    st.floats(-5, 5),
+    st.floats(0.5, 5),
+)
 def test_group_advantages_do_not_see_a_shift_and_sum_to_zero(rewards, shift, factor):
     groups = [0] * len(rewards)
     base = np.asarray(group_advantages(rewards, groups))
     moved = group_advantages([factor * r + shift for r in rewards], groups)
-    np.testing.assert_allclose(moved, base, atol=0.01)  # the 1e-6 on the std is all that differs
+    np.testing.assert_allclose(moved, base, atol=1e-3)  # the 1e-6 on the std is all that differs
     assert abs(base.sum()) < 1e-6
 
 
+@settings(deadline=None)
 @given(REWARDS.filter(lambda r: len(r) > 1))
 def test_rloo_is_each_reward_minus_the_mean_of_the_others(rewards):
     expected = [r - statistics.mean(rewards[:i] + rewards[i + 1 :]) for i, r in enumerate(rewards)]
@@ -117,6 +124,7 @@ def _naive_gae(rewards, values, gamma, lam):
     return [sum((gamma * lam) ** k * deltas[t + k] for k in range(size - t)) for t in range(size)]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**31 - 1), st.floats(0, 1), st.floats(0, 1))
 def test_gae_equals_its_sum_of_deltas_and_steps_over_tokens_outside_the_mask(seed, gamma, lam):
     draw = np.random.default_rng(seed)

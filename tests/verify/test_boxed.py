@@ -3,7 +3,7 @@ r"""Where the answer stands: the last `\boxed{}` only, whatever its form, whatev
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_meds.verify import last_boxed, last_boxed_span
@@ -66,11 +66,13 @@ def test_the_span_starts_right_after_the_brace_and_ends_at_the_closing_one():
     assert text[start:end] == " 42 "
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="ab{}\\ $.", max_size=40), st.text(alphabet="xy1 $.", max_size=20))
 def test_a_balanced_box_is_found_whatever_text_stands_around_it(before, after):
     assert last_boxed(f"{before} \\boxed{{\\frac{{1}}{{2}}}}{after}") == r"\frac{1}{2}"
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="\\boxedf{}[]() 1$.", max_size=60))
 def test_the_span_is_where_the_answer_stands_in_any_text(text):
     answer, span = last_boxed(text), last_boxed_span(text)
