@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from megatron_meds.rollout.client import Client
+from megatron_meds.rollout.client import ENDPOINT, Client, Request, Sample, parse_samples
 from megatron_meds.rollout.server import Servers
 from megatron_meds.rollout.settings import RolloutSettings, ServerSettings
 from megatron_meds.weights.settings import WeightsSettings
@@ -45,6 +46,14 @@ class VllmServer:
         client.version = self.last_version or None
         return client
 
+    def greedy(self, prompt_ids: list[int], tokens: int) -> Sample:
+        """The likeliest continuation, which the client of a training run cannot ask for."""
+        body = self.client(max_tokens=tokens).body(Request(prompt_ids, 1))
+        body["sampling_params"] |= {"temperature": 0.0, "stop_token_ids": [], "ignore_eos": True}
+        answer = httpx.post(self.urls[0] + ENDPOINT, json=body, timeout=120, trust_env=False)
+        answer.raise_for_status()
+        return parse_samples(answer.json())[0]
+
     def push(self, model: PreTrainedModel, bucket_bytes: int | None = None) -> WeightSync:
         """Give the server this model's weights, under a version of their own."""
         sync = WeightSync(WeightsSettings(), self.urls, source_of(model), OneRank(), transport="shm")
@@ -55,6 +64,25 @@ class VllmServer:
         sync.push(self.last_version)
         sync.close()
         return sync
+
+
+def log_probs(
+    model: PreTrainedModel, prompt_ids: list[int], response_ids: list[int], temperature: float = 1.0
+) -> torch.Tensor:
+    """[T, V]: what transformers says of every token that could have come at each response position."""
+    ids = torch.tensor([prompt_ids + response_ids])
+    with torch.no_grad():
+        logits = model(ids).logits[0, len(prompt_ids) - 1 : -1]
+    return torch.log_softmax(logits / temperature, dim=-1)
+
+
+def perturbed(model: PreTrainedModel, seed: int) -> PreTrainedModel:
+    """The model with a tenth of noise on every weight: other outputs, as after a large update."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * parameter.std() * torch.randn(parameter.shape, generator=generator)
+    return model
 
 
 def source_of(model: PreTrainedModel) -> StateDict:

@@ -18,6 +18,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from megatron_meds.weights.shm.memory import SharedMemory
 from megatron_meds.weights.shm.plan import Entry, Place, Plan, make_plan
@@ -75,7 +76,7 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
         self._memory: SharedMemory | None = None
         self._plan: Plan | None = None
         self._next = 0
-        self._loaded: set[str] = set()
+        self._awaited: set[str] = set()
         self._open = False
 
     def init_transfer_engine(self, init_info: ShmInitInfo) -> None:
@@ -87,9 +88,10 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
     def start_weight_update(self) -> None:
         """Put the layers into the state in which they take weights of a checkpoint."""
         if self._open:
-            # The last update broke off: without this, what it left would be counted to the new one.
-            finalize_layerwise_reload(self.model, self.model_config)
-        self._next, self._loaded, self._open = 0, set(), True
+            self._roll_back()
+        self._next, self._open = 0, True
+        # Asked for now, while a tied output layer still shares its parameter with the embedding.
+        self._awaited = {name for name, _ in self.model.named_parameters()}
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -114,9 +116,14 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
             self._check_complete()
 
     def finish_weight_update(self) -> None:
-        """Repack what was loaded for the kernels."""
+        """Repack what was loaded for the kernels; an update that broke off is rolled back."""
+        if self._plan is None or self._next < len(self._plan.buckets):
+            self._roll_back()
+            return
         finalize_layerwise_reload(self.model, self.model_config)
         self._open = False
+        for layer in _tied_layers(self.model):
+            layer.quant_method.process_weights_after_loading(layer)  # type: ignore[operator, union-attr]
 
     def shutdown(self) -> None:
         """Let the memory go."""
@@ -134,19 +141,43 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
                 yield place.name, _copy_out(memory.bytes, place)
 
         try:
-            self._loaded |= self.model.load_weights(arriving())  # type: ignore[operator]
+            self._awaited -= self.model.load_weights(arriving())  # type: ignore[operator]
         except Exception as error:
             raise RuntimeError(
                 f"tensor {current.name} {current.shape} {current.dtype}: the server cannot load it "
                 f"({type(error).__name__}: {error})"
             ) from error
 
+    def _roll_back(self) -> None:
+        """Take the layers that are still waiting for weights back to what they were. Left alone, what
+        arrived for them would be counted to the next update."""
+        for layer in self.model.modules():
+            info = get_layerwise_info(layer)
+            info.loaded_weights.clear()
+            info.load_numel = 0
+        finalize_layerwise_reload(self.model, self.model_config)
+        self._open = False
+
     def _check_complete(self) -> None:
         if self.model_config.quantization is not None:
             return  # quantisation adds parameters that no checkpoint holds
-        missing = {name for name, _ in self.model.named_parameters()} - self._loaded
-        if missing:
-            raise RuntimeError(f"the sender has sent nothing for the server's {_some(sorted(missing))}")
+        if self._awaited:
+            raise RuntimeError(f"the sender has sent nothing for the server's {_some(sorted(self._awaited))}")
+
+
+def _tied_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Layers that use the weight of another one: a tied output layer.
+
+    No weight arrives for them, so layerwise reload leaves them as they are; but on CPU they have
+    packed the weight, and would go on with the old one.
+    """
+    owners: dict[int, torch.nn.Module] = {}
+    tied = []
+    for layer in model.modules():
+        weight = layer._parameters.get("weight")
+        if weight is not None and owners.setdefault(id(weight), layer) is not layer:
+            tied.append(layer)
+    return tied
 
 
 def _copy_out(memory: torch.Tensor, place: Place) -> torch.Tensor:
