@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 from megatron_meds import machine
@@ -48,7 +49,7 @@ def device(settings: Settings) -> str:
     return "cuda" if machine.gpus() else "cpu"
 
 
-def transport(settings: Settings) -> str:
+def transport(settings: Settings) -> Literal["shm", "nccl"]:
     """`nccl` or `shm`: how weights travel."""
     if settings.weights.transport != "auto":
         return settings.weights.transport
