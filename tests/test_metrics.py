@@ -43,7 +43,9 @@ def test_mismatch_is_the_k3_estimate_and_leaves_unknown_tokens_out():
 
 def test_accuracy_length_and_truncation_of_trajectories():
     sums = Sums()
-    describe(sums, [trajectory([0] * 2, [0] * 2), trajectory([0] * 4, [0] * 4, correct=False, finish="length")])
+    describe(
+        sums, [trajectory([0] * 2, [0] * 2), trajectory([0] * 4, [0] * 4, correct=False, finish="length")]
+    )
     found = sums.values()
     assert found["accuracy"] == 0.5 and found["truncated"] == 0.5 and found["length"] == 3.0
     assert found["response_tokens"] == 6 and found["prompt_tokens"] == 4

@@ -16,6 +16,12 @@ warnings.filterwarnings("ignore", message=r"Apex is not installed. Falling back"
 warnings.filterwarnings(
     "ignore", message=r".*invalid escape sequence", category=SyntaxWarning, module=r".*megatron"
 )
+# torch's newer names of two collectives that megatron-core 0.19 calls by their older ones.
+warnings.filterwarnings(
+    "ignore",
+    message=r"`torch\.distributed\.(reduce_scatter_tensor|all_gather_into_tensor)` is deprecated",
+    category=FutureWarning,
+)
 
 
 def _without(logger: str, text: str) -> None:

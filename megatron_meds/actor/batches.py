@@ -6,6 +6,7 @@ N response tokens of a micro-batch.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -174,7 +175,7 @@ def _packed(rows: Sequence[int], trajectories: Sequence[Trajectory], total: int)
         targets.append(np.asarray(trajectory.response_ids, dtype=np.int64))
         used += len(ids)
         borders.append(used)
-    longest = max((b - a for a, b in zip(borders, borders[1:], strict=False)), default=0)
+    longest = max((b - a for a, b in itertools.pairwise(borders)), default=0)
     if used < total:  # the padding is a sequence of its own, so that nothing attends to it
         positions[used:] = np.arange(total - used)
         borders.append(total)

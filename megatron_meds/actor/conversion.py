@@ -5,6 +5,8 @@ Knows the format of a policy's state; knows no optimizer, no run.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -15,7 +17,6 @@ from megatron_meds.actor.model import build_model
 from megatron_meds.actor.settings import ActorSettings, LayoutSettings
 from megatron_meds.actor.shape import read_model_config
 from megatron_meds.actor.state import (
-    DESCRIPTION,
     HUGGINGFACE,
     PRECISIONS,
     StateError,
@@ -23,6 +24,7 @@ from megatron_meds.actor.state import (
     read_description,
 )
 from megatron_meds.checkpoint import problem_of
+from megatron_meds.weights.export import LiveWeights
 from megatron_meds.weights.huggingface import save_huggingface
 
 
@@ -33,7 +35,7 @@ def checkpoint_to_huggingface(
     dtype: torch.dtype | None = None,
     max_shard_gib: float = 5.0,
     overwrite: bool = False,
-) -> None:
+) -> int:
     """Write the policy of a checkpoint as a Hugging Face folder that transformers and vLLM load.
 
     The weights are in host memory once, in the checkpoint's precision. Not for use inside a run: it
@@ -46,6 +48,9 @@ def checkpoint_to_huggingface(
         max_shard_gib: size of a safetensors file.
         overwrite: replace a target that is there.
 
+    Returns:
+        Bytes of tensors written.
+
     Raises:
         StateError: `source` is no checkpoint, or not a whole one.
         OSError: the target was not written, and why.
@@ -56,28 +61,29 @@ def checkpoint_to_huggingface(
     precision = PRECISIONS[read_description(source).dtype]
     companions = source / HUGGINGFACE
     shape = read_model_config(companions)
-    mesh = _single_process()
-    settings = ActorSettings(device="cpu", precision=precision)
-    chunks = build_model(shape, settings, "sdpa", mesh, seed=0)
-    load_weights_only(chunks, source, shape, mesh)
-    save_huggingface(
-        chunks,
-        companions,
-        target,
-        shape,
-        mesh,
-        dtype=dtype,
-        max_shard_gib=max_shard_gib,
-        overwrite=overwrite,
-    )
-    mesh.close(destroy=True)
+    with _single_process() as mesh:
+        settings = ActorSettings(device="cpu", precision=precision)
+        chunks = build_model(shape, settings, "sdpa", mesh, seed=0)
+        load_weights_only(chunks, source, shape, mesh)
+        save_huggingface(
+            chunks,
+            companions,
+            target,
+            shape,
+            mesh,
+            dtype=dtype,
+            max_shard_gib=max_shard_gib,
+            overwrite=overwrite,
+        )
+        return sum(info.bytes for info in LiveWeights(chunks, shape, mesh, dtype).manifest())
 
 
-def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder holds a policy's state (whole or not)."""
-    return (folder / DESCRIPTION).is_file()
-
-
-def _single_process() -> Mesh:
+@contextmanager
+def _single_process() -> Iterator[Mesh]:
+    """A mesh of this process alone, which needs no torchrun."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    return Mesh.create(LayoutSettings(), device="cpu")
+    mesh = Mesh.create(LayoutSettings(), device="cpu")
+    try:
+        yield mesh
+    finally:
+        mesh.close(destroy=True)

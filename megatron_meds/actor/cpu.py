@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -105,6 +107,12 @@ def enable() -> None:
     cuda.set_rng_state = _set_rng_state  # type: ignore[assignment]
     megatron_random._get_cuda_rng_state = _rng_state
     megatron_random._set_cuda_rng_state = _set_rng_state
+    # Megatron-Core finds it strange that the CPU's generator moves while the device's is in use.
+    logging.getLogger(megatron_random.__name__).addFilter(
+        lambda record: "CPU RNG state changed" not in record.getMessage()
+    )
+    # Advice for the order of CUDA kernels, given whenever sequence parallelism is on.
+    warnings.filterwarnings("ignore", message=r".*CUDA_DEVICE_MAX_CONNECTIONS", category=UserWarning)
 
     # Token counts, gradient norms, overflow flags are made with device="cuda".
     for name in ("empty", "empty_like", "full", "ones", "tensor", "zeros"):

@@ -75,7 +75,7 @@ class _Shard:
 
 class _ChunkedHead(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden_NH, weight_VH, targets_N, temperature, chunk, vocabulary, group):  # noqa: PLR0913
+    def forward(ctx, hidden_NH, weight_VH, targets_N, temperature, chunk, vocabulary, group):
         shard = _Shard(weight_VH, vocabulary, group)
         count = hidden_NH.shape[0]
         logprobs = torch.empty(count, dtype=torch.float32, device=hidden_NH.device)

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-import torch.distributed as dist
-from megatron.core import parallel_state
 from megatron.core.distributed import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
@@ -22,6 +20,7 @@ from megatron.core.distributed import (
 )
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.transformer.module import MegatronModule
 from megatron.core.utils import get_model_config
 
 from megatron_meds.actor.mesh import Mesh
@@ -46,8 +45,8 @@ class MiniBatch:
 
 
 def wrap(
-    chunks: list[torch.nn.Module], actor: ActorSettings, optimizer: OptimizerSettings, mesh: Mesh
-) -> tuple[list[torch.nn.Module], MegatronOptimizer]:
+    chunks: Sequence[MegatronModule], actor: ActorSettings, optimizer: OptimizerSettings
+) -> tuple[list[MegatronModule], MegatronOptimizer]:
     """Give model chunks gradient buffers (fp32, reduced over replicas) and an AdamW over them."""
     config = get_model_config(chunks[0])
     shared = actor.distributed_optimizer
@@ -56,7 +55,7 @@ def wrap(
         use_distributed_optimizer=shared,
         check_for_nan_in_grad=False,  # `update` looks at the norm and names the update instead
     )
-    wrapped = [
+    wrapped: list[MegatronModule] = [
         DistributedDataParallel(config, ddp, chunk, disable_bucketing=index > 0)
         for index, chunk in enumerate(chunks)
     ]
@@ -99,15 +98,8 @@ def make_schedule(
     )
 
 
-def global_counts(lengths: Sequence[int]) -> tuple[int, int]:
-    """(sequences, tokens) summed over replicas. Collective over the data-parallel group."""
-    counts = torch.tensor([len(lengths), sum(lengths)], dtype=torch.int64)
-    dist.all_reduce(counts, group=parallel_state.get_data_parallel_group_gloo())
-    return int(counts[0]), int(counts[1])
-
-
 def backward(
-    chunks: list[torch.nn.Module],
+    chunks: list[MegatronModule],
     batch: MiniBatch,
     objective: Objective,
     settings: ActorSettings,
@@ -122,7 +114,7 @@ def backward(
     stage). Collective over all ranks.
     """
     for chunk in chunks:
-        chunk.zero_grad_buffer()
+        chunk.zero_grad_buffer()  # type: ignore[operator]
         chunk.train()
 
     def loss(micro_batch, output):
@@ -158,5 +150,5 @@ def step(optimizer: MegatronOptimizer) -> float:
 
 
 def _finalize(model, num_tokens=None, **options):
-    """Reduce gradients over ranks; the objective's weights hold the normalisation, nothing is divided here."""
+    """Reduce gradients over ranks and divide by nothing: the objective's weights hold the normalisation."""
     finalize_model_grads(model, None, **options)

@@ -9,6 +9,8 @@ backend of the device. Knows nothing of models or data.
 from __future__ import annotations
 
 import os
+import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
@@ -89,6 +91,8 @@ class Mesh:
     world_size: int
     local_rank: int
     """Rank on this machine."""
+    local_size: int
+    """Ranks on this machine."""
     device: torch.device
     replica: int
     """Index of this rank's copy of the model: its data-parallel rank."""
@@ -106,6 +110,7 @@ class Mesh:
     def __init__(self, layout: LayoutSettings, device: torch.device, timeout: timedelta) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", str(self.world_size)))
         self.device = device
         self.layout = layout
         here = coordinates(self.rank, layout, self.world_size)
@@ -153,8 +158,9 @@ class Mesh:
         last = self.pipeline_size - 1
         heads = [r for r, c in enumerate(places) if (c.tensor, c.context, c.pipeline) == (0, 0, last)]
         self._head_rank = heads[self.replica]
-        self._all = dist.new_group(backend="gloo", timeout=timeout)
-        self._heads = dist.new_group(heads, backend="gloo", timeout=timeout)
+        self._all: Any = dist.new_group(backend="gloo", timeout=timeout)
+        self._heads: Any = dist.new_group(heads, backend="gloo", timeout=timeout)
+        self._replica: Any = None
         for index in range(self.replicas):
             members = [rank for rank, place in enumerate(places) if place.replica == index]
             group = dist.new_group(members, backend="gloo", timeout=timeout)
@@ -199,6 +205,24 @@ class Mesh:
         values: list[Any] = [None] * self.replicas
         dist.all_gather_object(values, value, group=self._heads)
         return values
+
+    def exchange_heads(self, outgoing: Sequence[Any]) -> list[Any]:
+        """Send `outgoing[r]` to the head of replica r; returns what each head sent here, by replica.
+
+        A collective of the heads. Every head sends something, if only an empty list.
+        """
+        sent = [pickle.dumps(value) for value in outgoing]
+        table = self.gather_heads([len(part) for part in sent])
+        sizes = [row[self.replica] for row in table]
+        received = torch.empty(sum(sizes), dtype=torch.uint8)
+        dist.all_to_all_single(
+            received,
+            torch.frombuffer(bytearray(b"".join(sent)), dtype=torch.uint8),
+            sizes,
+            [len(part) for part in sent],
+            group=self._heads,
+        )
+        return [pickle.loads(part.numpy().tobytes()) for part in received.split(sizes)]
 
     def all_gather(self, value: Any) -> list[Any]:
         """The values of all ranks, by rank. A collective of all ranks."""

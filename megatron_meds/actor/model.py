@@ -7,7 +7,7 @@ is done: loading, gradient buffers and the optimizer come after it.
 from __future__ import annotations
 
 import importlib.util
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -136,6 +136,7 @@ def make_config(
         bias_activation_fusion=on_gpu,
         bias_dropout_fusion=on_gpu,
         apply_rope_fusion=attention == "te",
+        cuda_graph_modules=[],
         transformer_impl="transformer_engine" if attention == "te" else "local",
         recompute_granularity=None if settings.recompute == "none" else settings.recompute,
         recompute_method="uniform" if full else None,
@@ -166,7 +167,7 @@ def layer_spec(
     else:
         layer = get_gpt_layer_local_submodules(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
         layer.input_layernorm = layer.pre_mlp_layernorm = norm = MarkedRMSNorm
-        inside = layer.self_attention.submodules
+        inside: Any = layer.self_attention.submodules
         inside.core_attention = SdpaAttention
         if config.qk_layernorm:
             inside.q_layernorm = inside.k_layernorm = MarkedRMSNorm

@@ -15,6 +15,7 @@ from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import mappings
+from megatron.core.transformer.module import MegatronModule
 from megatron.core.utils import get_model_config
 
 from megatron_meds.actor.batches import MicroBatch, count_for, filler, make_micro_batches
@@ -53,7 +54,7 @@ def micro_batches_for(
 
 
 def run_schedule(
-    chunks: list[torch.nn.Module],
+    chunks: list[MegatronModule],
     batches: Sequence[MicroBatch],
     processor: OutputProcessor,
     loss: Callable[..., Any],
@@ -127,7 +128,7 @@ def logprob_processor(settings: ActorSettings, vocabulary: int, temperature: flo
             temperature=temperature,
             chunk=settings.head_chunk,
             vocabulary=vocabulary,
-            group=parallel_state.get_tensor_model_parallel_group(),
+            group=parallel_state.get_tensor_model_parallel_group(),  # type: ignore[arg-type]
         )
         return torch.stack([logprobs, entropy])
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-from megatron.core.utils import unwrap_model
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.utils import get_model_config, unwrap_model
 
 from megatron_meds.actor import learning
 from megatron_meds.actor.learning import MiniBatch, Objective
@@ -51,13 +51,18 @@ class Policy:
         bare = build_model(self.shape, actor, model.attention, mesh, seed)
         if model.weights == "load":
             load_weights(bare, self.folder, self.shape, mesh)
-        self.chunks, self.optimizer = learning.wrap(bare, actor, optimizer, mesh)
+        self.chunks, self.optimizer = learning.wrap(bare, actor, optimizer)
         self.schedule = learning.make_schedule(self.optimizer, optimizer, steps)
 
     @property
-    def bare(self) -> list[torch.nn.Module]:
+    def is_bf16(self) -> bool:
+        """Whether parameters are bf16 (else fp32)."""
+        return get_model_config(self.chunks[0]).bf16
+
+    @property
+    def bare(self) -> list[MegatronModule]:
         """The model chunks without their gradient buffers."""
-        return [unwrap_model(chunk) for chunk in self.chunks]
+        return unwrap_model(self.chunks)  # type: ignore[return-value]
 
     def live_weights(self) -> LiveWeights:
         """The weights under their Hugging Face names, read from the live shards at each call."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from megatron.core.transformer.module import MegatronModule
 
 from megatron_meds.actor.mesh import Mesh
 from megatron_meds.actor.pipeline import logprob_processor, micro_batches_for, run_schedule
@@ -34,7 +35,7 @@ class Scores:
 
 @torch.no_grad()
 def score(
-    chunks: list[torch.nn.Module],
+    chunks: list[MegatronModule],
     trajectories: Sequence[Trajectory],
     settings: ActorSettings,
     mesh: Mesh,

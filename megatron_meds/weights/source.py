@@ -38,7 +38,8 @@ class Source(Protocol):
 class Ranks(Protocol):
     """What a sync asks of the mesh."""
 
-    is_sender: bool
+    @property
+    def is_sender(self) -> bool: ...
 
     def all_gather(self, value: Any, /) -> list[Any]: ...
 

@@ -1,4 +1,4 @@
-"""The actor against Hugging Face in fp32: log-probabilities, entropies, gradients, updates, in every layout."""
+"""The actor against Hugging Face in fp32, in every layout: scores, gradients, updates."""
 
 from __future__ import annotations
 
