@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from multiprocessing.connection import Client, Connection, Listener, wait
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-START_TIMEOUT = 120.0
+START_TIMEOUT = 240.0
 """Seconds for torchrun and the interpreters to start."""
 GRACE = 5.0
 """Seconds the other ranks get to report after one has failed."""
@@ -113,6 +114,7 @@ class RankPool:
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "RANKS_ADDRESS": address,
+            "RANKS_OWNER": str(os.getpid()),
         }
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += [f"--nproc-per-node={self.world_size}", "-m", "tests.ranks"]
@@ -163,6 +165,7 @@ def _kill(pid: int) -> None:
 def serve() -> None:
     """A rank's life: wait for a body, run it, send back what it returned or how it failed."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    threading.Thread(target=_leave_with, args=(int(os.environ["RANKS_OWNER"]),), daemon=True).start()
     connection = Client(os.environ["RANKS_ADDRESS"], "AF_UNIX")
     connection.send_bytes(pickle.dumps((int(os.environ["RANK"]), os.getpid())))
     while True:
@@ -171,6 +174,13 @@ def serve() -> None:
         except EOFError:
             return
         connection.send_bytes(_answer(body, layout, kwargs))
+
+
+def _leave_with(owner: int) -> None:
+    """End this process when the test session that started it is gone, whatever it is doing."""
+    while Path(f"/proc/{owner}").exists():
+        time.sleep(1.0)
+    os._exit(1)
 
 
 def _answer(body: str, layout: dict[str, Any] | None, kwargs: dict[str, Any]) -> bytes:

@@ -84,6 +84,24 @@ def test_bf16_stays_close_to_hugging_face(ranks, tiny):
     _agree(found, folder, atol=0.15)
 
 
+def test_random_weights_follow_the_seed_and_are_the_same_on_every_replica(ranks, tiny):
+    body, folder = "tests.distributed.bodies_actor:random_weights", tiny("qwen3")
+
+    def weights(seed, **layout):
+        return ranks(4).run(body, layout=layout, folder=folder, seed=seed)
+
+    first, again, other = weights(5, tensor=2), weights(5, tensor=2), weights(6, tensor=2)
+    for name, matrix in first[0].items():
+        assert torch.equal(matrix, again[0][name]), "the seed decides"
+        assert torch.equal(matrix, first[2][name]), "ranks 0 and 2 hold the same shard"
+        assert not torch.equal(matrix, first[1][name]), "tensor ranks hold different shards"
+        assert not torch.equal(matrix, other[0][name]), "another seed, other weights"
+        assert 0.5 * 0.02 / 8**0.5 < matrix.std() < 1.5 * 0.02
+    stages = weights(5, pipeline=2)
+    name = "decoder.layers.0.self_attention.linear_qkv.weight"
+    assert not torch.equal(stages[0][name], stages[2][name]), "the first layers of two stages differ"
+
+
 def test_a_layout_the_model_cannot_be_cut_into_is_refused_with_its_key(ranks, tiny):
     with pytest.raises(
         RankError, match=r"actor\.layout\.tensor = 2: does not divide the model's 1 attention heads"

@@ -79,6 +79,13 @@ def logits(
     return list(whole[0][: sum(lengths)].split(lengths))
 
 
+def random_weights(mesh: Mesh, folder: Path, seed: int) -> dict[str, torch.Tensor]:
+    """The matrices of this rank's untrained model, layers counted within its stage."""
+    settings = ActorSettings(layout=mesh.layout, device="cpu")
+    (chunk,) = build_model(read_model_config(folder), settings, "auto", mesh, seed)
+    return {name: p.detach() for name, p in chunk.named_parameters() if p.ndim == 2}
+
+
 def pad(sequences: list[list[int]], multiple: int) -> tuple[torch.Tensor, torch.Tensor, None]:
     """Rows padded on the right to a common length that is a multiple."""
     width = -(-max(map(len, sequences)) // multiple) * multiple
