@@ -23,6 +23,7 @@ from megatron_meds.data.prompts import load_evaluation_prompts, load_training_pr
 from megatron_meds.data.templates import Template, end_token_ids, load_tokenizer
 from megatron_meds.metrics import Sums, describe, describe_entropy, describe_mismatch, describe_rewards
 from megatron_meds.rewards.compose import compose
+from megatron_meds.rewards.form import in_loss
 from megatron_meds.rollout.client import Client
 from megatron_meds.rollout.sampler import Sampler, StepSamples
 from megatron_meds.rollout.server import Servers
@@ -69,7 +70,7 @@ class Run(Workspace):
         if self.mesh.is_head:
             verify = settings.verify
             self._grader = self.stack.enter_context(
-                Grader(verify.workers, verify.timeout_seconds, verify.function)
+                Grader(verify.workers, verify.timeout_seconds, verify.function, verify.memory_mib)
             )
         graded = [p for part in (prompts, *self._evaluation.values()) for p in part]
         if not settings.reward.function_replaces_outcome:
@@ -79,7 +80,8 @@ class Run(Workspace):
         """Refuse reference answers that cannot be compared, on the first head."""
         if self._grader is not None and self.mesh.is_first_head:
             places = [f"{p.source}: {p.question:.60}" for p in prompts]
-            self._grader.check_golds([p.answer for p in prompts], places)
+            as_text = self.settings.verify.unparsed == "text"
+            self._grader.check_golds([p.answer for p in prompts], places, as_text=as_text)
 
     def _start_servers(self) -> None:
         settings, mesh = self.settings, self.mesh
@@ -196,9 +198,9 @@ class Run(Workspace):
     # --- help ----------------------------------------------------------------------------------------
 
     def _mini_batch(self, trajectories: list[Trajectory], advantages: list[np.ndarray]) -> MiniBatch:
-        leave_out = self.settings.reward.overlong.filter
         lengths = [len(t) for t in trajectories]
-        counted = [0 if leave_out and t.truncated else n for t, n in zip(trajectories, lengths, strict=True)]
+        used = in_loss(trajectories, self.settings.reward.overlong)
+        counted = [n if use else 0 for n, use in zip(lengths, used, strict=True)]
         weights = weigh(
             counted, self.algorithm.aggregation, self.settings.rollout.max_tokens, self.sum_over_replicas
         )
