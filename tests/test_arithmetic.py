@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from megatron_meds.actor.settings import LayoutSettings
@@ -13,6 +14,7 @@ from tests.small_run import write_run
 SIZES = st.integers(1, 4)
 
 
+@hypothesis_settings(deadline=None)
 @given(SIZES, SIZES, SIZES, SIZES)
 def test_every_place_is_taken_by_one_rank_and_every_replica_has_one_head(t: int, p: int, c: int, d: int):
     layout = LayoutSettings(tensor=t, pipeline=p, context=c, data=d)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from megatron_meds.config import Settings, SettingsError, dump, keys, load
@@ -176,6 +177,7 @@ def test_every_setting_is_described():
     assert [key for key in undescribed(Settings) if not key.endswith(("fields", "template"))] == []
 
 
+@hypothesis_settings(deadline=None)
 @given(st.sampled_from(sorted(k for k in keys() if "[]" not in k and "." in k)), st.integers(0, 30))
 def test_a_slip_of_the_pen_in_any_key_is_refused_by_its_full_name(key: str, place: int):
     from megatron_meds.config import parse
