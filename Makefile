@@ -9,7 +9,7 @@ setup:  ## make .venv and install the locked CPU environment
 	@tools/setup.sh
 
 quickstart: setup  ## train the tiny reasoner with DAPO on this machine's CPU
-	.venv/bin/megatron-meds train examples/tiny_reasoner/dapo.yaml
+	.venv/bin/megatron-meds train examples/tiny_reasoner/dapo.yaml run.name=quickstart-$$(date +%Y%m%d-%H%M%S)
 
 test: setup  ## run the tests (ARGS="-k mesh" for some of them)
 	.venv/bin/python -m pytest $(ARGS)

@@ -18,6 +18,7 @@ from megatron_meds.agreement import together
 from megatron_meds.checkpoint import Checkpoints, read_state
 from megatron_meds.config import Settings, dump
 from megatron_meds.data.loader import PromptLoader
+from megatron_meds.errors import UserError
 from megatron_meds.metrics import Sums
 from megatron_meds.tracking import Tracker
 
@@ -55,6 +56,11 @@ class Workspace:
         )
         self.checkpoint = self.checkpoints.find(run.resume)
         self.done = 0 if self.checkpoint is None else read_state(self.checkpoint).step
+        if self.done >= run.steps:
+            raise UserError(
+                f"run.folder = {run.folder}: holds a run that finished its {self.done} steps; raise run.steps to go "
+                "on with it, choose another run.name, or delete the folder"
+            )
         self.tracker = stack.enter_context(
             Tracker(run.folder, settings.tracking, is_writer=self.mesh.is_first_head, total_steps=run.steps)
         )

@@ -48,7 +48,8 @@ if [ "$(.venv/bin/uv --version 2>/dev/null | cut -d' ' -f2)" != "$uv_version" ];
 fi
 say "installing $(grep -c == requirements/cpu.txt) packages of requirements/cpu.txt into .venv (about 7 GB)"
 export UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-300} VIRTUAL_ENV=$PWD/.venv
-.venv/bin/uv pip install --quiet --no-deps --requirements requirements/cpu.txt
+# Compiled once here: where Python may not write bytecode, every process would compile torch and vLLM again.
+.venv/bin/uv pip install --quiet --no-deps --compile-bytecode --requirements requirements/cpu.txt
 .venv/bin/uv pip install --quiet --no-deps --editable .
 fingerprint >$stamp
 say "done in $((SECONDS - start)) s"

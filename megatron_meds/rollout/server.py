@@ -25,6 +25,8 @@ import httpx
 from megatron_meds.rollout.settings import ServerSettings
 
 GIB = 2**30
+CPU_BATCHED_TOKENS = 8192
+"""Tokens that a CPU server computes at once, if no prompt is longer."""
 _POLL_SECONDS = 0.5
 _LOG_LINES = 30
 _OF_THE_TRAINER = (
@@ -262,6 +264,10 @@ def _command(
     if device == "cpu":
         options["--kv-cache-memory-bytes"] = int(settings.kv_cache_gib * GIB)
         options["--block-size"] = settings.block_size or 32
+        # A seeded request whose prompt is computed in parts ends vLLM's CPU worker ("CPU Generator does
+        # not use offset"): prompts are computed whole.
+        options["--max-num-batched-tokens"] = max(max_model_len, settings.max_num_seqs, CPU_BATCHED_TOKENS)
+        flags.append("--no-enable-chunked-prefill")
     else:
         options["--gpu-memory-utilization"] = settings.gpu_memory_utilization
         if settings.block_size is not None:
