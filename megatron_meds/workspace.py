@@ -58,8 +58,8 @@ class Workspace:
         self.done = 0 if self.checkpoint is None else read_state(self.checkpoint).step
         if self.done >= run.steps:
             raise UserError(
-                f"run.folder = {run.folder}: holds a run that finished its {self.done} steps; raise run.steps to go "
-                "on with it, choose another run.name, or delete the folder"
+                f"run.folder = {run.folder}: holds a run that finished its {self.done} steps; raise "
+                "run.steps to go on with it, choose another run.name, or delete the folder"
             )
         self.tracker = stack.enter_context(
             Tracker(run.folder, settings.tracking, is_writer=self.mesh.is_first_head, total_steps=run.steps)
