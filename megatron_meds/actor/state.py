@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 import torch.distributed.checkpoint as torch_checkpoint
@@ -26,7 +26,7 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies import torch as strategies
 from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-from megatron.core.utils import unwrap_model
+from megatron.core.transformer.module import MegatronModule
 
 from megatron_meds.actor.mesh import Mesh
 from megatron_meds.actor.shape import ModelShape, read_model_config
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from megatron_meds.actor.policy import Policy
 
 MEGATRON, HUGGINGFACE, DESCRIPTION = "megatron", "huggingface", "policy.json"
-PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}
+PRECISIONS: dict[str, Literal["fp32", "bf16"]] = {"float32": "fp32", "bfloat16": "bf16"}
 """Setting of `actor.precision` by the dtype of the parameters."""
 _FORMAT = {
     "distrib_optim_sharding_type": "fully_reshardable",
@@ -69,7 +69,7 @@ def save_state(policy: Policy, folder: Path) -> None:
     once more while they save.
 
     Raises:
-        RankError, CheckpointException: on every rank, when any rank could not write.
+        RankError, OSError: on every rank, when any rank could not write; names it and its reason.
     """
     mesh = policy.mesh
     together(lambda: _write_companions(policy, folder), f"{folder} was not written", mesh.all_gather)
@@ -94,7 +94,7 @@ def load_state(policy: Policy, folder: Path) -> None:
     together(lambda: _load(policy, folder), f"{folder} was not loaded", policy.mesh.all_gather)
 
 
-def load_weights_only(chunks: Sequence[torch.nn.Module], folder: Path, shape: ModelShape, mesh: Mesh) -> None:
+def load_weights_only(chunks: Sequence[MegatronModule], folder: Path, shape: ModelShape, mesh: Mesh) -> None:
     """Fill bare model chunks, of any layout, with the weights that `save_state` wrote. Collective.
 
     Load before an optimizer is made of them. Values are converted to the parameters' dtype.
@@ -134,13 +134,27 @@ class _Writer(strategies.TorchDistSaveShardedStrategy):
         by_key, _, _ = strategies._replace_state_dict_keys_with_sharded_keys(
             sharded_state_dict, keep_only_main_replica=True
         )
-        torch_checkpoint.save(
-            strategies.mcore_to_pyt_state_dict(by_key, False),
-            storage_writer=torch_checkpoint.FileSystemWriter(checkpoint_dir),
-            planner=strategies.MCoreSavePlanner(
-                dedup_replicated_tensors=False, flatten_state_dict=False, flatten_sharded_tensors=False
-            ),
+        planner = strategies.MCoreSavePlanner(
+            dedup_replicated_tensors=False, flatten_state_dict=False, flatten_sharded_tensors=False
         )
+        with _ordinary_errors():
+            torch_checkpoint.save(
+                strategies.mcore_to_pyt_state_dict(by_key, False),
+                storage_writer=torch_checkpoint.FileSystemWriter(checkpoint_dir),
+                planner=planner,
+            )
+
+
+@contextlib.contextmanager
+def _ordinary_errors() -> Iterator[None]:
+    """torch tells what failed on which rank in no Exception, with every stack: make it one, of a line."""
+    try:
+        yield
+    except torch_checkpoint.CheckpointException as error:
+        reasons = [
+            f"rank {rank}: {type(cause).__name__}: {cause}" for rank, (cause, _) in error.failures.items()
+        ]
+        raise OSError("; ".join(reasons)) from error
 
 
 def _write_companions(policy: Policy, folder: Path) -> None:
@@ -163,13 +177,13 @@ def _describe(policy: Policy) -> Description:
     )
 
 
-def _sharded_model(chunks: Sequence[torch.nn.Module]) -> dict[str, Any]:
+def _sharded_model(chunks: Sequence[MegatronModule]) -> dict[str, Any]:
     """Every parameter with its place in the whole model, under the names megatron's optimizer looks for."""
     names = ["model"] if len(chunks) == 1 else [f"model{index}" for index in range(len(chunks))]
     return {
         name: {
             key: value
-            for key, value in unwrap_model(chunk).sharded_state_dict(metadata=dict(_FORMAT)).items()
+            for key, value in chunk.sharded_state_dict(metadata=dict(_FORMAT)).items()
             if not key.endswith("_extra_state")  # of transformer-engine's FP8, which is not used
         }
         for name, chunk in zip(names, chunks, strict=True)
@@ -200,17 +214,18 @@ def _load(policy: Policy, folder: Path) -> None:
 
 def _read(state: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Read the tensors that `state` describes; each rank for itself."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _ordinary_errors():
         # Megatron reads without collectives, and torch guesses that it did not mean to.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         warnings.filterwarnings("ignore", message="The argument order of load has been changed")
-        return dist_checkpointing.load(state, str(folder / MEGATRON), validate_access_integrity=False)
+        loaded = dist_checkpointing.load(state, str(folder / MEGATRON), validate_access_integrity=False)
+    return cast(dict[str, Any], loaded)
 
 
-def _load_model(chunks: Sequence[torch.nn.Module], loaded: dict[str, Any]) -> None:
+def _load_model(chunks: Sequence[MegatronModule], loaded: dict[str, Any]) -> None:
     names = ["model"] if len(chunks) == 1 else [f"model{index}" for index in range(len(chunks))]
     for name, chunk in zip(names, chunks, strict=True):
-        keys = unwrap_model(chunk).load_state_dict(loaded[name], strict=False)
+        keys = chunk.load_state_dict(loaded[name], strict=False)
         absent = [key for key in keys.missing_keys if not key.endswith("_extra_state")]
         if absent or keys.unexpected_keys:
             raise StateError(f"weights are missing: {absent}, or unexpected: {keys.unexpected_keys}")
@@ -275,8 +290,8 @@ def _fill(optimizer: MegatronOptimizer) -> None:
 def _step_left_out(optimizer: DistributedOptimizer) -> Iterator[None]:
     """While it loads, the optimizer takes no per-parameter step from the parameter state."""
     take = optimizer._set_main_param_and_optimizer_states
-    optimizer._set_main_param_and_optimizer_states = lambda parameter, tensors: take(
-        parameter, {"step": None} | tensors
+    optimizer._set_main_param_and_optimizer_states = lambda model_param, tensors: take(
+        model_param, {"step": None} | tensors
     )
     try:
         yield

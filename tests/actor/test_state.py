@@ -1,6 +1,9 @@
 """A policy's state on disk: any layout loads what another saved, and training goes on bit by bit."""
 
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -120,7 +123,7 @@ def test_a_policy_that_has_learnt_nothing_yet_is_saved_and_loaded(ranks, tiny, t
         layout={},
         model=tiny("qwen2"),
         folder=tmp_path / "actor",
-        steps=0,
+        before=0,
         distributed_optimizer=distributed,
     )
     assert differing == [[]] * 2
@@ -162,6 +165,16 @@ def test_a_folder_without_a_state_is_refused(ranks, tiny, tmp_path):
     assert all("not a policy's state: it has no policy.json" in text for text in told), told[0]
 
 
+def test_a_damaged_file_is_named_on_every_rank(ranks, tiny, saved, tmp_path):
+    folder, _ = saved("qwen2", PIPELINE)
+    shutil.copytree(folder, tmp_path / "damaged")
+    (tmp_path / "damaged" / "megatron" / "__0_0.distcp").write_bytes(b"")
+    told = ranks(4).run(
+        f"{BODIES}:load_what_does_not_fit", layout=PIPELINE, model=tiny("qwen2"), folder=tmp_path / "damaged"
+    )
+    assert all("damaged was not loaded: rank" in text for text in told), told[0]
+
+
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_full_disk_on_one_rank_is_told_to_all_and_leaves_the_last_checkpoint(
     ranks, tiny, tmp_path, failing
@@ -189,7 +202,11 @@ def test_a_checkpoint_stands_alone_and_becomes_a_hugging_face_folder(ranks, tiny
     run, live, target = tmp_path / "run", tmp_path / "live", tmp_path / "converted"
     ranks(4).run(f"{BODIES}:save_a_run", layout=BOTH, model=model, run=run, live=live, precision="bf16")
     step = run / "checkpoints" / "step_000001"
-    ranks(1).run(f"{BODIES}:convert", source=step, target=target)
+    command = [sys.executable, "-c", "from megatron_meds.cli.main import main; main()"]
+    done = subprocess.run(
+        [*command, "convert", str(step), str(target)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in target.iterdir()) == sorted(path.name for path in live.iterdir())
     here, there = load_file(target / "model.safetensors"), load_file(live / "model.safetensors")
     assert here.keys() == there.keys()

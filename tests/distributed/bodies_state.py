@@ -137,17 +137,19 @@ def load_and_go_on(
     return loaded | {"later": weights_of(policy)}
 
 
-def resume_bit_by_bit(mesh: Mesh, model: Path, folder: Path, steps: int = 2, **actor: Any) -> list[str]:
-    """What differs between 2N steps and N, save, load into a new policy, N."""
+def resume_bit_by_bit(
+    mesh: Mesh, model: Path, folder: Path, before: int = 2, after: int = 2, **actor: Any
+) -> list[str]:
+    """What differs between training straight on and saving, loading into a new policy, going on."""
     straight = make_policy(mesh, model, **actor)
-    train(straight, range(2 * steps))
+    train(straight, range(before + after))
     first = make_policy(mesh, model, **actor)
-    train(first, range(steps))
+    train(first, range(before))
     save_state(first, folder)
     second = make_policy(mesh, model, **actor)
     load_state(second, folder)
     at_resume = differing(everything(second), everything(first))
-    train(second, range(steps, 2 * steps))
+    train(second, range(before, before + after))
     rates = [group["lr"] for policy in (straight, second) for group in policy.optimizer.param_groups]
     return (
         [f"at the resume: {name}" for name in at_resume]
@@ -215,9 +217,3 @@ def save_a_run(mesh: Mesh, model: Path, run: Path, live: Path, **actor: Any) -> 
     checkpoints = Checkpoints(run, rank=mesh.rank, is_writer=mesh.is_first_head, all_gather=mesh.all_gather)
     checkpoints.save(1, lambda folder: save_state(policy, folder), {})
     policy.save_huggingface(live)
-
-
-def convert(source: Path, target: Path) -> None:
-    from megatron_meds.actor.conversion import checkpoint_to_huggingface
-
-    checkpoint_to_huggingface(source, target)
