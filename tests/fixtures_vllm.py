@@ -54,11 +54,10 @@ class VllmServer:
         answer.raise_for_status()
         return parse_samples(answer.json())[0]
 
-    def push(self, model: PreTrainedModel, bucket_bytes: int | None = None) -> WeightSync:
+    def push(self, model: PreTrainedModel, bucket_mib: float = 256) -> WeightSync:
         """Give the server this model's weights, under a version of their own."""
-        sync = WeightSync(WeightsSettings(), self.urls, source_of(model), OneRank(), transport="shm")
-        if bucket_bytes is not None:
-            sync._sender._bucket_bytes = bucket_bytes  # settings count in MiB, tiny models in KiB
+        settings = WeightsSettings(bucket_mib=bucket_mib)
+        sync = WeightSync(settings, self.urls, source_of(model), OneRank(), transport="shm")
         sync.connect()
         self.last_version += 1
         sync.push(self.last_version)

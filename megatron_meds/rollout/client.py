@@ -146,6 +146,8 @@ class Client:
             answers = [None for _ in requests]
         if len(answers) != len(requests):
             raise ValueError(f"{len(answers)} places for the answers to {len(requests)} requests")
+        if not self.urls:
+            raise ValueError("there is no server to ask")
         for request in requests:
             self._check(request)
         expected = INITIAL if self.version is None else str(self.version)

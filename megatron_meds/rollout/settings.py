@@ -14,7 +14,9 @@ class ServerSettings(Section):
     count: int = Field(default=1, ge=1)
     """Servers to start on each node."""
     urls: list[str] = Field(default=[])
-    """Base URLs for `external`, such as http://10.0.0.5:8000."""
+    """Base URLs for `external`, such as http://10.0.0.5:8000. Start these servers with
+    VLLM_SERVER_DEV_MODE=1, `--tokens-only` (or `--enable-scale-out`), `--generation-config vllm`,
+    `--logprobs-mode processed_logprobs` and `--weight-transfer-config '{"backend": "nccl"}'`."""
     tensor_parallel: int = Field(default=1, ge=1)
     """Tensor-parallel workers of each server."""
     devices: list[int] | None = None

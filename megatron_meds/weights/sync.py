@@ -77,7 +77,7 @@ class WeightSync:
         self._source = source
         self._ranks = ranks
         self._control = ControlClient(urls, settings.timeout_seconds) if ranks.is_sender else None
-        bucket = settings.bucket_mib * MIB
+        bucket = int(settings.bucket_mib * MIB)
         self._sender: Sender
         if transport == "shm":
             self._sender = ShmSender(source, ranks.is_sender, self._control, bucket)

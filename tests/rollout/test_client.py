@@ -99,10 +99,14 @@ def test_every_field_that_shapes_the_distribution_is_sent():
 
 
 def test_prompts_that_would_end_a_server_are_refused_by_name():
-    with pytest.raises(GenerationError, match=r"ids \[100\] are outside the vocabulary of 100"):
-        client().generate([Request([1, 100], 1)])
-    with pytest.raises(GenerationError, match="the prompt is empty"):
-        client().generate([Request([], 1)])
+    with StubServer(serving()) as server:
+        with pytest.raises(GenerationError, match=r"ids \[100\] are outside the vocabulary of 100"):
+            client(server).generate([Request([1, 100], 1)])
+        with pytest.raises(GenerationError, match="the prompt is empty"):
+            client(server).generate([Request([], 1)])
+        assert ENDPOINT not in server.paths()
+    with pytest.raises(ValueError, match="no server"):
+        client().generate([Request([1], 1)])
 
 
 def test_a_refused_request_is_named_and_not_sent_again():

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_meds.weights.shm.plan import ALIGNMENT, Entry, make_plan
@@ -9,6 +9,7 @@ entries = st.lists(st.integers(1, 5000), min_size=1, max_size=40).map(
 )
 
 
+@settings(deadline=None)
 @given(entries, st.integers(1, 8000))
 def test_every_tensor_comes_once_in_order_and_none_overlap(listed, bucket_bytes):
     plan = make_plan(listed, bucket_bytes)
@@ -23,6 +24,7 @@ def test_every_tensor_comes_once_in_order_and_none_overlap(listed, bucket_bytes)
         assert free <= start + plan.slot_bytes <= plan.size
 
 
+@settings(deadline=None)
 @given(entries, st.integers(1, 8000))
 def test_a_bucket_is_filled_while_the_one_before_is_still_read(listed, bucket_bytes):
     plan = make_plan(listed, bucket_bytes)
