@@ -14,7 +14,7 @@ import numpy as np
 
 from megatron_meds import checks
 from megatron_meds.actor.learning import MiniBatch
-from megatron_meds.agreement import together
+from megatron_meds.agreement import RankError, together
 from megatron_meds.algorithms import resolve
 from megatron_meds.algorithms.objective import policy_objective, spread, weigh
 from megatron_meds.config import Settings
@@ -132,8 +132,13 @@ class Run(Workspace):
     # --- the lines of the loop -----------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Bring the servers to the actor's weights. Collective."""
-        report = self._sync.push(self._version + 1)
+        """Bring the servers to the actor's weights; dead ones are started again first. Collective."""
+        try:
+            report = self._sync.push(self._version + 1)
+        except RankError:
+            if not self._restart_dead():
+                raise
+            report = self._sync.push(self._version + 1)
         self._version += 1
         if self._client is not None:
             self._client.version = self._version
@@ -248,6 +253,11 @@ class Run(Workspace):
 
     def _recover(self) -> None:
         """Start dead servers again and bring all of them the current weights. Collective."""
+        self._restart_dead()
+        self._sync.push(self._version)
+
+    def _restart_dead(self) -> list[str]:
+        """Start dead servers again and connect to all anew; returns their URLs. Collective."""
 
         def restart() -> list[str]:
             dead = self._servers.check() if self._servers is not None else []
@@ -260,9 +270,9 @@ class Run(Workspace):
         restarted = [url for part in self.mesh.all_gather(again) for url in part]
         self.tracker.say(f"started again: {', '.join(restarted) or 'no server'}; bringing them the weights")
         self._sync.reconnect()
-        self._sync.push(self._version)
         if self.mesh.is_head:
             self.metrics.maximum("rollout/servers_restarted", float(len(restarted)))
+        return restarted
 
 
 @contextmanager

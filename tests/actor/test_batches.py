@@ -73,8 +73,7 @@ def test_each_response_token_is_predicted_once_from_the_token_before_it(
         hidden_order = batch.tokens_bs.t().flatten()  # [s * b], as hidden states lie
         before = hidden_order[batch.select_N]
         places = batch.positions_bs.t().flatten()[batch.select_N]
-        for index, found in batch.scatter(torch.stack([batch.targets_N, before, places]).t()).items():
-            seen[index] = found
+        seen |= batch.scatter(torch.stack([batch.targets_N, before, places]).t())
         if batch.cu_seqlens is not None:
             assert int(batch.cu_seqlens[-1]) == width and rows == 1
             assert int(batch.cu_seqlens.diff().max()) == batch.max_seqlen

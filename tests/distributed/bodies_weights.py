@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron_meds.actor.model import build_model
-from megatron_meds.actor.shape import ModelShape, read_model_config
 
 from megatron_meds.actor.mesh import Mesh
+from megatron_meds.actor.model import build_model
 from megatron_meds.actor.settings import ActorSettings
+from megatron_meds.actor.shape import ModelShape, read_model_config
 from megatron_meds.weights.export import LiveWeights
 from megatron_meds.weights.huggingface import load_weights, save_huggingface
 from megatron_meds.weights.live import held_parameters

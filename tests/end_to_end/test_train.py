@@ -1,0 +1,176 @@
+"""Whole runs of `megatron-meds train` on the tiny reasoner, with real ranks and a real vLLM server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "examples" / "tiny_reasoner" / "dapo.yaml"
+SMALL = (
+    "data.prompts_per_step=16",
+    "algorithm.mini_batch_prompts=8",
+    "rollout.samples_per_prompt=4",
+    "rollout.dynamic_sampling.enabled=false",
+    "rollout.server.max_num_seqs=64",
+    "data.evaluation.0.limit=16",
+    "run.evaluate_samples=1",
+)
+
+
+def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "megatron_meds.cli.main", "train", str(CONFIG), f"run.folder={folder}"]
+    return subprocess.Popen(
+        [*command, *SMALL, *overrides],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    file = folder / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def wait_for(what: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 240) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert process.poll() is None, process.communicate()[0][-4000:]
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.1)
+
+
+def of_run(folder: Path, word: str) -> list[psutil.Process]:
+    """Processes of the run, known by their environment, whose command line holds `word`."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        line = " ".join(process.info["cmdline"] or [])
+        if word in line and (process.info["environ"] or {}).get("MEDS_TEST_RUN") == str(folder):
+            found.append(process)
+    return found
+
+
+@pytest.fixture(scope="module")
+def first_run(tmp_path_factory) -> tuple[Path, str]:
+    """Two steps from start to export; the run's folder and what it printed."""
+    folder = tmp_path_factory.mktemp("runs") / "first"
+    process = start(folder, "run.steps=2")
+    output, _ = process.communicate(timeout=280)
+    assert process.returncode == 0, output[-4000:]
+    return folder, output
+
+
+def test_a_run_logs_every_step_and_says_accuracy_before_and_after(first_run):
+    folder, output = first_run
+    rows = metrics(folder)
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    wanted = {
+        "accuracy", "length", "truncated", "entropy", "reward/outcome", "reward/overlong", "reward/total",
+        "update/kl_old", "update/clip_fraction", "update/grad_norm", "mismatch/abs", "mismatch/kl",
+        "tokens_per_second", "seconds/rollout", "seconds/score", "seconds/update", "seconds/sync",
+        "memory/resident_gib", "learning_rate",
+    }  # fmt: skip
+    assert wanted <= rows[1].keys()
+    assert "evaluation/heldout/accuracy" in rows[0] and "evaluation/heldout/accuracy" in rows[2]
+    assert "before training" in output
+
+
+def test_the_server_samples_from_the_actors_own_weights(first_run):
+    folder, _ = first_run
+    for row in metrics(folder)[1:]:
+        assert row["mismatch/abs"] < 1e-3
+        assert row["mismatch/unknown_tokens"] == 0
+
+
+def test_trajectories_are_kept_as_parquet(first_run):
+    import pyarrow.parquet
+
+    folder, _ = first_run
+    rows = pyarrow.parquet.read_table(folder / "trajectories" / "step_000001.parquet").to_pylist()
+    assert len(rows) == 64
+    assert len({(row["prompt_id"], row["sample"]) for row in rows}) == 64
+    right = [row for row in rows if row["correct"]]
+    assert right and all(f"\\boxed{{{row['answer']}}}" in row["text"] for row in right)
+
+
+def test_the_export_loads_in_transformers_and_differs_from_the_start(first_run):
+    folder, _ = first_run
+    model = AutoModelForCausalLM.from_pretrained(folder / "export", dtype=torch.float32)
+    before = AutoModelForCausalLM.from_pretrained(CONFIG.parent / "model", dtype=torch.float32).state_dict()
+    moved = [name for name, t in model.state_dict().items() if not torch.equal(t, before[name])]
+    assert len(moved) == len(before)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "export")
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "3+4"}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
+    )["input_ids"]
+    answer = model.generate(ids, max_new_tokens=80, do_sample=False)
+    assert "\\boxed{" in tokenizer.decode(answer[0])
+
+
+def test_a_finished_run_is_not_run_again(first_run):
+    folder, _ = first_run
+    process = start(folder, "run.steps=2")
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "finished its 2 steps" in output and "Traceback" not in output
+
+
+def test_a_killed_server_and_then_a_killed_trainer(first_run, tmp_path, monkeypatch):
+    """From the export of the first run, at another temperature: kill -9 of the server in the middle of a
+    rollout loses and doubles nothing; kill -9 of the trainer leaves no server behind."""
+    folder = tmp_path / "second"
+    monkeypatch.setenv("MEDS_TEST_RUN", str(folder))
+    process = start(
+        folder,
+        "run.steps=50",
+        f"model.path={first_run[0] / 'export'}",
+        "rollout.temperature=0.6",
+        "run.evaluate_at_start=false",
+        "data.prompts_per_step=32",
+        "rollout.samples_per_prompt=8",
+    )
+    try:
+        wait_for(lambda: len(metrics(folder)) >= 1, process)
+        (server,) = [
+            p for p in of_run(folder, "vllm.entrypoints") if "supervisor" not in " ".join(p.cmdline())
+        ]
+        time.sleep(0.5)  # the next rollout has begun, and takes seconds
+        server.send_signal(signal.SIGKILL)
+        wait_for(lambda: len(metrics(folder)) >= 2, process)
+
+        row = metrics(folder)[1]
+        assert row["rollout/servers_restarted"] == 1
+        assert row["mismatch/abs"] < 1e-3
+        import pyarrow.parquet
+
+        rows = pyarrow.parquet.read_table(folder / "trajectories" / "step_000002.parquet").to_pylist()
+        assert len(rows) == 256
+        assert len({(r["prompt_id"], r["sample"]) for r in rows}) == 256
+
+        supervisors = of_run(folder, "rollout.supervisor")
+        servers = [*supervisors, *(child for s in supervisors for child in s.children(recursive=True))]
+        assert len(servers) > 2
+        for rank in of_run(folder, "megatron_meds.cli"):
+            os.kill(rank.pid, signal.SIGKILL)
+        _, alive = psutil.wait_procs(servers, timeout=60)
+        assert not alive
+    finally:
+        for left in of_run(folder, ""):
+            left.kill()
+        process.communicate()
