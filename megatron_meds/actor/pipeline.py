@@ -99,7 +99,7 @@ def run_schedule(
     return get_forward_backward_func()(
         forward_step_func=forward_step,
         data_iterator=iterators,
-        model=chunks,
+        model=chunks,  # type: ignore[arg-type]
         num_microbatches=len(batches),
         seq_length=width,
         micro_batch_size=rows,
