@@ -146,6 +146,7 @@ def step(optimizer: MegatronOptimizer) -> float:
     if not math.isfinite(norm):
         raise FloatingPointError(f"the gradient's norm is {norm}: no update was made")
     optimizer.step()
+    optimizer.zero_grad()  # the plain fp32 one leaves .grad on the buffer, and it would be added twice
     return float(norm)
 
 
