@@ -4,7 +4,7 @@ from itertools import chain
 
 import pytest
 
-from tests.ranks import RankFailure
+from tests.ranks import RankError
 
 BODY = "tests.distributed.bodies_sampler"
 MIXED = [2] * 24
@@ -62,7 +62,7 @@ def test_rounds_are_bounded_and_the_step_goes_on_with_what_there_is(ranks):
 
 def test_a_step_without_a_single_mixed_group_says_what_was_seen(ranks):
     with pytest.raises(
-        RankFailure, match=r"8 prompts no group had both right\s+and wrong answers \(8 all right"
+        RankError, match=r"8 prompts no group had both right\s+and wrong answers \(8 all right"
     ):
         run(ranks, "2 replicas", kinds=[0], wanted=4, dynamic=True, rounds=2)
 
