@@ -219,6 +219,8 @@ class Run(Workspace):
         """Metrics of the sampled trajectories, and their file. Collective of the heads."""
         trajectories = samples.trajectories
         describe(self.metrics, trajectories)
+        kept = self.metrics.means.pop("accuracy", (0.0, 0.0))
+        self.metrics.ratio("accuracy_kept", *kept)  # of the groups that dynamic sampling kept
         describe_rewards(self.metrics, ledger)
         describe_mismatch(self.metrics, trajectories)
         describe_entropy(self.metrics, trajectories)

@@ -7,6 +7,7 @@ servers only through a client, weights only through `resync`, and nothing of los
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -58,6 +59,10 @@ class _Group:
     trajectories: list[Trajectory]
 
     @property
+    def verdicts(self) -> list[bool]:
+        return [bool(t.correct) for t in self.trajectories]
+
+    @property
     def tokens(self) -> int:
         return sum(len(t.prompt.token_ids) + len(t) for t in self.trajectories)
 
@@ -102,26 +107,16 @@ class Sampler:
         dynamic = self.settings.dynamic_sampling
         rounds = dynamic.max_rounds if dynamic.enabled else 1
         kept: list[_Group] = []
-        counts = {"asked": 0, "kept": 0, "all_right": 0, "all_wrong": 0}
+        counts: Counter[str] = Counter(asked=0, kept=0, all_right=0, all_wrong=0)
         for number in range(rounds):
             wanted = next_round(prompts_per_step, counts["kept"], counts["asked"])
             prompts = self._draw(wanted)
             groups = self._ask(prompts, counts["asked"], seed=f"{step}/{number}")
-            right = sum(_all(g, True) for g in groups)
-            wrong = sum(_all(g, False) for g in groups)
-            chosen = [
-                g for g in groups if not dynamic.enabled or mixed([bool(t.correct) for t in g.trajectories])
-            ]
+            chosen = [g for g in groups if not dynamic.enabled or mixed(g.verdicts)]
             kept += chosen
-            found = [
-                f
-                for f in self.heads.all_gather((len(chosen), right, wrong) if self.heads.is_head else None)
-                if f
-            ]
             counts["asked"] += len(prompts)
-            counts["kept"] += sum(f[0] for f in found)
-            counts["all_right"] += sum(f[1] for f in found)
-            counts["all_wrong"] += sum(f[2] for f in found)
+            for found in self.heads.all_gather(_count(groups, chosen)):
+                counts.update(found)
             if counts["kept"] >= prompts_per_step:
                 break
         if counts["kept"] == 0:
@@ -132,6 +127,7 @@ class Sampler:
             )
         samples = self._deal(kept, prompts_per_step, mini_batch_prompts)
         samples.metrics = {
+            "accuracy": counts["right_answers"] / counts["answers"],
             "sampling/prompts": float(counts["asked"]),
             "sampling/rounds": float(number + 1),
             "sampling/all_right": float(counts["all_right"]),
@@ -224,5 +220,12 @@ class Sampler:
         return int.from_bytes(digest[:4], "big") >> 1
 
 
-def _all(group: _Group, correct: bool) -> bool:
-    return all(bool(t.correct) is correct for t in group.trajectories)
+def _count(groups: Sequence[_Group], chosen: Sequence[_Group]) -> dict[str, int]:
+    """What one head found in a round."""
+    return {
+        "kept": len(chosen),
+        "all_right": sum(all(g.verdicts) for g in groups),
+        "all_wrong": sum(not any(g.verdicts) for g in groups),
+        "right_answers": sum(sum(g.verdicts) for g in groups),
+        "answers": sum(len(g.verdicts) for g in groups),
+    }
