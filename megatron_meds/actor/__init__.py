@@ -23,6 +23,9 @@ warnings.filterwarnings(
     category=FutureWarning,
 )
 
+# megatron-core imports its multi-modal settings beside everything else.
+warnings.filterwarnings("ignore", message=r"MimoModelConfig is experimental", category=UserWarning)
+
 
 def _without(logger: str, text: str) -> None:
     """Drop the records of one logger whose message holds `text`."""
@@ -33,3 +36,5 @@ def _without(logger: str, text: str) -> None:
 _without("megatron.core.models.gpt.gpt_model", "GPTModel IS DEPRECATED")
 # torch's extension builder looks for a CUDA tool-kit that a machine without a GPU need not have.
 _without("torch.utils.cpp_extension", "No CUDA runtime is found")
+# DDP works the layout of its gradient buffers out by itself, as `actor/learning.py` wants it.
+_without("megatron.core.distributed.distributed_data_parallel", "full_param_layout not provided")
