@@ -9,12 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from megatron_meds.errors import UserError
+
 Gather = Callable[[Any], list[Any]]
 """A collective: every rank's value on every rank, by rank (`Mesh.all_gather`)."""
+
+from megatron_meds.errors import UserError
 
 
 class RankError(RuntimeError):
     """An action failed on some rank; the message says on which, and how."""
+
+
+class RankUserError(RankError, UserError):
+    """A RankError whose every failure is the user's to mend."""
 
 
 def alone(value: Any) -> list[Any]:
@@ -40,11 +48,19 @@ def together[T](action: Callable[[], T], what: str, all_gather: Gather = alone) 
         result = action()
     except Exception as error:  # noqa: BLE001 - raised below, on every rank
         failure = error
-    told = all_gather(None if failure is None else f"{type(failure).__name__}: {failure}")
-    failed = {rank: text for rank, text in enumerate(told) if text is not None}
+    told = all_gather(None if failure is None else _told(failure))
+    failed = {rank: one for rank, one in enumerate(told) if one is not None}
     if failed:
-        raise RankError(f"{what}: {_summary(failed)}") from failure
+        kind = RankUserError if all(refused for refused, _ in failed.values()) else RankError
+        raise kind(f"{what}: {_summary({rank: text for rank, (_, text) in failed.items()})}") from failure
     return result  # type: ignore[return-value]
+
+
+def _told(failure: Exception) -> tuple[bool, str]:
+    """Whether it is the user's to mend, and its message."""
+    if isinstance(failure, UserError):
+        return True, str(failure)
+    return False, f"{type(failure).__name__}: {failure}"
 
 
 def _summary(failed: dict[int, str]) -> str:

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from megatron_meds.agreement import Gather, RankError, alone, together
+from megatron_meds.errors import UserError
 from megatron_meds.randomness import load_random_state, save_random_state
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ _NAME = re.compile(r"step_\d{6,}")
 _MANIFEST = "manifest.json"
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(UserError, RuntimeError):
     """A checkpoint cannot be used; the message says why and what to do."""
 
 

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from megatron_meds.actor.settings import LayoutSettings
+from megatron_meds.errors import UserError
 
 FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 """`model_type` of config.json -> the architecture it must name."""
 
 
-class UnsupportedModel(ValueError):  # noqa: N818 - reads as what it says
+class UnsupportedModel(UserError, ValueError):  # noqa: N818 - reads as what it says
     """A config.json that the actor cannot honour; the message names the key."""
 
 

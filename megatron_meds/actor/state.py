@@ -31,6 +31,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron_meds.actor.mesh import Mesh
 from megatron_meds.actor.shape import ModelShape, read_model_config
 from megatron_meds.agreement import together
+from megatron_meds.errors import UserError
 from megatron_meds.weights.files import copy_companions
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ _FORMAT = {
 }
 
 
-class StateError(ValueError):
+class StateError(UserError, ValueError):
     """A policy's state does not fit what it is to be loaded into; the message says what to change."""
 
 

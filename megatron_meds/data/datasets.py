@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_meds.data.settings import DatasetSettings, FieldMap
+from megatron_meds.errors import UserError
 from megatron_meds.trajectory import prompt_id
 from megatron_meds.verify.boxed import last_boxed
 
@@ -23,7 +24,7 @@ SUFFIXES = (".jsonl", ".parquet")
 _FUNCTION = re.compile(r"(last_box|first)\((.+)\)")
 
 
-class DataError(ValueError):
+class DataError(UserError, ValueError):
     """A data set that cannot be used as it is: names the file, the row and the key."""
 
 

@@ -22,6 +22,7 @@ from typing import Literal, Self
 
 import httpx
 
+from megatron_meds.errors import UserError
 from megatron_meds.rollout.settings import ServerSettings
 
 GIB = 2**30
@@ -42,7 +43,7 @@ _OF_THE_TRAINER = (
 """Beginnings of torchrun's variables, which a server would take for its own."""
 
 
-class ServerError(RuntimeError):
+class ServerError(UserError, RuntimeError):
     """A server did not start, or died too often; the message has the end of its log."""
 
 
