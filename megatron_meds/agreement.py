@@ -14,8 +14,6 @@ from megatron_meds.errors import UserError
 Gather = Callable[[Any], list[Any]]
 """A collective: every rank's value on every rank, by rank (`Mesh.all_gather`)."""
 
-from megatron_meds.errors import UserError
-
 
 class RankError(RuntimeError):
     """An action failed on some rank; the message says on which, and how."""
