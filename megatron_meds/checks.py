@@ -163,8 +163,8 @@ def _devices(settings: Settings, job: Job) -> Iterator[str]:
         yield f"actor.layout: {job.ranks_per_node} ranks here need a GPU each, there are {present}; lower it"
     if kind == "cpu" and settings.model.attention == "te":
         yield "model.attention = te: transformer-engine needs a GPU; set it to auto or sdpa"
-    if kind == "cpu" and actor.layout.context > 1:
-        yield "actor.layout.context: context parallelism needs transformer-engine and GPUs; set it to 1"
+    if actor.layout.context > 1:
+        yield "actor.layout.context: micro-batches are not cut along the sequence; set it to 1"
 
 
 def _optimizer(settings: Settings) -> Iterator[str]:
@@ -225,6 +225,11 @@ def _functions(settings: Settings) -> Iterator[str]:
 
 def _rollout(settings: Settings) -> Iterator[str]:
     rollout, data = settings.rollout, settings.data
+    if rollout.samples_per_prompt > rollout.server.max_num_seqs:
+        yield (
+            f"rollout.samples_per_prompt = {rollout.samples_per_prompt}: vLLM takes at most "
+            f"rollout.server.max_num_seqs = {rollout.server.max_num_seqs} samples of a request; raise that"
+        )
     longest = data.max_prompt_tokens + rollout.max_tokens
     given = rollout.server.max_model_len
     if given is not None and given < longest:

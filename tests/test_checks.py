@@ -50,6 +50,7 @@ def test_all_faults_are_raised_together(config: Path):
         (["actor.layout.pipeline=2", "actor.layout.virtual=4"], ["virtual = 4", "4 layers"]),
         (["actor.layout.virtual=2"], ["actor.layout.virtual = 2", "pipeline of 2 or more"]),
         (["actor.layout.sequence=true"], ["actor.layout.sequence", "tensor of 2 or more"]),
+        (["rollout.samples_per_prompt=300"], ["rollout.server.max_num_seqs", "raise that"]),
         (["actor.layout.context=2"], ["actor.layout.context", "set it to 1"]),
         (["actor.device=cuda"], ["actor.device = cuda", "set it to cpu"]),
         (["model.attention=te"], ["model.attention = te", "set it to auto"]),

@@ -26,7 +26,7 @@ class LayoutSettings(Section):
     virtual: int = Field(default=1, ge=1)
     """Model chunks per pipeline stage (interleaved schedule); 1 is the plain 1F1B schedule."""
     context: int = Field(default=1, ge=1)
-    """Context-parallel ranks (GPU, transformer-engine)."""
+    """Context-parallel ranks; only 1: micro-batches are not cut along the sequence."""
     data: int | Literal["auto"] = "auto"
     """Data-parallel replicas; `auto`: world size / (tensor x pipeline x context), 1 when
     `train` starts the ranks itself."""
