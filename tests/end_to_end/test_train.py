@@ -45,11 +45,13 @@ def metrics(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def wait_for(what: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 240) -> None:
+def wait_for(what: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 280) -> None:
     deadline = time.monotonic() + seconds
     while not what():
         assert process.poll() is None, process.communicate()[0][-4000:]
-        assert time.monotonic() < deadline, "it took too long"
+        if time.monotonic() > deadline:
+            process.kill()
+            pytest.fail(f"it took more than {seconds} s:\n{process.communicate()[0][-4000:]}")
         time.sleep(0.1)
 
 
@@ -142,8 +144,8 @@ def test_a_killed_server_and_then_a_killed_trainer(first_run, tmp_path, monkeypa
         f"model.path={first_run[0] / 'export'}",
         "rollout.temperature=0.6",
         "run.evaluate_at_start=false",
-        "data.prompts_per_step=32",
         "rollout.samples_per_prompt=8",
+        "rollout.server.max_num_seqs=128",
     )
     try:
         wait_for(lambda: len(metrics(folder)) >= 1, process)
@@ -160,8 +162,8 @@ def test_a_killed_server_and_then_a_killed_trainer(first_run, tmp_path, monkeypa
         import pyarrow.parquet
 
         rows = pyarrow.parquet.read_table(folder / "trajectories" / "step_000002.parquet").to_pylist()
-        assert len(rows) == 256
-        assert len({(r["prompt_id"], r["sample"]) for r in rows}) == 256
+        assert len(rows) == 128
+        assert len({(r["prompt_id"], r["sample"]) for r in rows}) == 128
 
         supervisors = of_run(folder, "rollout.supervisor")
         servers = [*supervisors, *(child for s in supervisors for child in s.children(recursive=True))]
