@@ -64,6 +64,8 @@ class Trajectory:
     """[T] fp32: the actor's log-probabilities before the update."""
     entropy: np.ndarray | None = None
     """[T] fp32: entropy of the actor's distribution at each response token, nats."""
+    reference_logprobs: np.ndarray | None = None
+    """[T] fp32: log-probabilities under the frozen reference policy; None where a run has none."""
 
     @property
     def truncated(self) -> bool:
@@ -82,8 +84,9 @@ class Trajectory:
 class RewardLedger:
     """Who gave which reward at which token.
 
-    Per source: entries (trajectory, token, value). A trajectory's token rewards are the sum over
-    sources in the order in which the sources first appeared. Values must be finite; a source that
+    Per source: entries (trajectory, token, value), and arrays that reward every token of a
+    trajectory. A trajectory's token rewards are the sum over sources in the order in which the
+    sources first appeared. Values must be finite; a source that
     cannot score a trajectory says so by `mark_unscored`, and the trajectory then has no total.
     """
 
@@ -91,6 +94,7 @@ class RewardLedger:
         self._lengths = [len(t) for t in trajectories]
         self._keys = [t.key for t in trajectories]
         self._entries: dict[str, list[tuple[int, int, float]]] = {}
+        self._arrays: dict[str, list[tuple[int, np.ndarray]]] = {}
         self._unscored: dict[int, str] = {}
 
     def __len__(self) -> int:
@@ -128,6 +132,25 @@ class RewardLedger:
             )
         self._entries.setdefault(source, []).append((trajectory, position, float(value)))
 
+    def add_tokens(self, source: str, trajectory: int, values: np.ndarray) -> None:
+        """Add a value at every token of trajectory number `trajectory`: an array [T].
+
+        Raises:
+            ValueError: not one value per token, or one is NaN or infinite; the message names the source
+                and the sample.
+        """
+        array = np.asarray(values, dtype=np.float64)
+        key, length = self._keys[trajectory], self._lengths[trajectory]
+        if array.shape != (length,):
+            raise ValueError(
+                f"source {source!r}: array of shape {array.shape} for sample {key} of {length} tokens"
+            )
+        if not np.isfinite(array).all():
+            token = int(np.flatnonzero(~np.isfinite(array))[0])
+            raise ValueError(f"reward {array[token]} from source {source!r} for sample {key}, token {token}")
+        self.open(source)
+        self._arrays.setdefault(source, []).append((trajectory, array.copy()))
+
     def mark_unscored(self, source: str, trajectory: int) -> None:
         """Say that `source` has no verdict on trajectory number `trajectory`: it counts for nothing.
 
@@ -143,21 +166,26 @@ class RewardLedger:
         self._unscored.setdefault(trajectory, source)
 
     def remove(self, source: str, trajectory: int, token: int = -1) -> None:
-        """Drop the entries of `source` at one token (the released VSRM overwrites the last token)."""
+        """Drop what `source` gave at one token (the released VSRM overwrites the last token)."""
         position = token + self._lengths[trajectory] if token < 0 else token
+        for owner, array in self._arrays.get(source, []):
+            if owner == trajectory:
+                array[position] = 0.0
         kept = [e for e in self._entries.get(source, []) if e[:2] != (trajectory, position)]
         self._entries[source] = kept
 
     def entries(self, source: str) -> list[tuple[int, int, float]]:
-        """(trajectory, token, value) of one source, in the order they were added."""
+        """(trajectory, token, value) of one source, in the order they were added; without its arrays."""
         return list(self._entries[source])
 
     def token_rewards(self) -> list[np.ndarray]:
         """Per trajectory [T] fp64: the sum over sources; zeros for one without a score."""
         rewards = [np.zeros(n, dtype=np.float64) for n in self._lengths]
-        for entries in self._entries.values():
+        for source, entries in self._entries.items():
             for trajectory, token, value in entries:
                 rewards[trajectory][token] += value
+            for trajectory, array in self._arrays.get(source, []):
+                rewards[trajectory] += array
         for trajectory in self._unscored:
             rewards[trajectory][:] = 0.0
         return rewards
@@ -170,6 +198,8 @@ class RewardLedger:
         for name in names:
             for trajectory, _, value in self._entries[name]:
                 sums[trajectory] += value
+            for trajectory, array in self._arrays.get(name, []):
+                sums[trajectory] += array.sum()
         for trajectory, blind in self._unscored.items():
             if source in (None, blind):
                 sums[trajectory] = math.nan

@@ -94,3 +94,22 @@ def test_totals_over_sources_equal_the_sums_of_token_rewards(entries):
     by_source = sum((ledger.totals(s) for s in ledger.sources), np.zeros(4))
     np.testing.assert_allclose(ledger.totals(), by_token, atol=1e-12)
     np.testing.assert_allclose(ledger.totals(), by_source, atol=1e-12)
+
+
+def test_an_array_rewards_every_token_beside_the_entries_of_its_source():
+    ledger = RewardLedger(_trajectories(3, 2))
+    given = np.array([0.1, 0.2, 0.3])
+    ledger.add_tokens("kl", 0, given)
+    ledger.add("kl", 0, 1.0, token=1)
+    given[:] = 9.0  # the ledger keeps its own
+    np.testing.assert_allclose(ledger.token_rewards()[0], [0.1, 1.2, 0.3])
+    np.testing.assert_allclose(ledger.totals("kl"), [1.6, 0.0])
+    np.testing.assert_allclose(ledger.totals(), [1.6, 0.0])
+    ledger.remove("kl", 0, token=-2)
+    np.testing.assert_allclose(ledger.token_rewards()[0], [0.1, 0.0, 0.3])
+
+
+@pytest.mark.parametrize(("values", "part"), [([0.0, math.nan], "token 1"), ([0.0], "of 2 tokens")])
+def test_an_array_that_cannot_be_a_reward_is_refused_with_source_and_sample(values, part):
+    with pytest.raises(ValueError, match=f"'kl'.*{prompt_id('q')[:12]}/0.*{part}"):
+        RewardLedger(_trajectories(2)).add_tokens("kl", 0, np.array(values))
