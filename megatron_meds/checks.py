@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from megatron_meds import machine
 from megatron_meds.actor.shape import ModelShape, UnsupportedModel, check_layout, read_model_config
 from megatron_meds.arithmetic import model_ranks, own_world_size, replicas
+from megatron_meds.checks_algorithm import find_faults as find_algorithm_faults
 from megatron_meds.config import Settings, SettingsError
 
 _FUNCTION = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
@@ -77,6 +78,7 @@ def find_faults(settings: Settings, job: Job) -> Iterator[str]:
     yield from _run(settings)
     yield from _data(settings)
     yield from _functions(settings)
+    yield from find_algorithm_faults(settings)
     if settings.algorithm.name != "sft":
         yield from _rollout(settings)
         yield from _servers(settings, job)
@@ -146,11 +148,6 @@ def _batch(settings: Settings, job: Job) -> Iterator[str]:
         yield (
             f"algorithm.mini_batch_prompts = {mini}: fewer than the {count} data-parallel replicas; "
             f"raise it to {count} or more"
-        )
-    if settings.algorithm.name in ("grpo", "dapo") and settings.rollout.samples_per_prompt < 2:
-        yield (
-            f"rollout.samples_per_prompt = 1: {settings.algorithm.name} compares the answers to one prompt "
-            "and would learn nothing; take 2 or more"
         )
 
 
@@ -231,6 +228,11 @@ def _rollout(settings: Settings) -> Iterator[str]:
             f"rollout.server.max_num_seqs = {rollout.server.max_num_seqs} samples of a request; raise that"
         )
     longest = data.max_prompt_tokens + rollout.max_tokens
+    if rollout.dynamic_sampling.enabled and rollout.samples_per_prompt < 2:
+        yield (
+            "rollout.dynamic_sampling.enabled: drops groups whose answers are all right or all wrong, and a "
+            "group of one always is; take rollout.samples_per_prompt of 2 or more, or switch it off"
+        )
     given = rollout.server.max_model_len
     if given is not None and given < longest:
         yield (

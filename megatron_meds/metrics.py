@@ -9,7 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
+from megatron_meds.algorithms import kl_k3
+from megatron_meds.algorithms.mismatch import diverged, gaps
+from megatron_meds.algorithms.settings import MismatchSettings
 from megatron_meds.trajectory import RewardLedger, Trajectory
 
 
@@ -77,21 +81,42 @@ def describe_rewards(sums: Sums, ledger: RewardLedger) -> None:
     sums.mean("reward/total", totals[np.isfinite(totals)])
 
 
-def describe_mismatch(sums: Sums, trajectories: Sequence[Trajectory]) -> None:
+def describe_mismatch(
+    sums: Sums, trajectories: Sequence[Trajectory], settings: MismatchSettings | None = None
+) -> None:
     """How far the actor's log-probabilities lie from those of the servers, on the sampled tokens.
 
     `mismatch/kl` is the k3 estimate of KL(server || actor): mean of e^d - 1 - d with
-    d = log p_actor - log p_server. Tokens without a server log-probability are left out and counted.
+    d = log p_actor - log p_server; `mismatch/abs` the mean |d|; `mismatch/sequence_max` the mean over
+    sequences of the largest |d|, `mismatch/max` the largest of all. Tokens without a server
+    log-probability are left out and counted.
+
+    With settings also the share of importance weights above their cap (`mismatch/capped`), and how
+    many sequences left the loss (`mismatch/dropped_sequences`), where these are in use.
     """
     for t in trajectories:
-        assert t.logprobs is not None  # scored before
-        gap = t.logprobs.astype(np.float64) - np.asarray(t.rollout_logprobs, dtype=np.float64)
-        known = gap[np.isfinite(gap)]
+        gap = gaps(t)
+        known = gap[~np.isnan(gap)]
         sums.ratio("mismatch/abs", float(np.abs(known).sum()), known.size)
         sums.ratio("mismatch/kl", float((np.expm1(known) - known).sum()), known.size)
         sums.total("mismatch/unknown_tokens", float(gap.size - known.size))
         if known.size:
-            sums.maximum("mismatch/max", float(np.abs(known).max()))
+            largest = float(np.abs(known).max())
+            sums.maximum("mismatch/max", largest)
+            sums.mean("mismatch/sequence_max", [largest])
+        if settings is not None and settings.importance_weights:
+            sums.ratio("mismatch/capped", float((known > np.log(settings.cap)).sum()), gap.size)
+    if settings is not None and (settings.max_gap or settings.max_mean_gap):
+        sums.total("mismatch/dropped_sequences", float(sum(diverged(trajectories, settings))))
+
+
+def describe_reference(sums: Sums, trajectories: Sequence[Trajectory]) -> None:
+    """`reference/kl`: k3 of KL(policy || reference) before the update, mean over response tokens."""
+    for t in trajectories:
+        assert t.logprobs is not None  # scored before, by both
+        assert t.reference_logprobs is not None
+        kl = kl_k3(torch.from_numpy(t.logprobs), torch.from_numpy(t.reference_logprobs))
+        sums.ratio("reference/kl", float(kl.double().sum()), len(t))
 
 
 def describe_entropy(sums: Sums, trajectories: Sequence[Trajectory]) -> None:

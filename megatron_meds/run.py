@@ -14,15 +14,25 @@ import numpy as np
 
 from megatron_meds import checks
 from megatron_meds.actor.learning import MiniBatch
+from megatron_meds.actor.reference import Reference
 from megatron_meds.agreement import RankError, together
 from megatron_meds.algorithms import resolve
-from megatron_meds.algorithms.objective import policy_objective, spread, weigh
+from megatron_meds.algorithms.mismatch import diverged
+from megatron_meds.algorithms.objective import policy_objective, token_arrays, weigh
 from megatron_meds.config import Settings
 from megatron_meds.data.loader import PromptLoader
 from megatron_meds.data.prompts import load_evaluation_prompts, load_training_prompts
 from megatron_meds.data.templates import Template, end_token_ids, load_tokenizer
-from megatron_meds.metrics import Sums, describe, describe_entropy, describe_mismatch, describe_rewards
+from megatron_meds.metrics import (
+    Sums,
+    describe,
+    describe_entropy,
+    describe_mismatch,
+    describe_reference,
+    describe_rewards,
+)
 from megatron_meds.rewards.compose import compose
+from megatron_meds.rewards.divergence import add_kl
 from megatron_meds.rewards.form import in_loss
 from megatron_meds.rollout.client import Client
 from megatron_meds.rollout.sampler import Sampler, StepSamples
@@ -45,11 +55,22 @@ class Run(Workspace):
         self.algorithm = resolve(settings.algorithm)
         self._objective = policy_objective(self.algorithm)
         self._before: dict[str, float] = {}
+        self._open_reference()
         self._load_data()
         self._start_servers()
         self.use(self._loader_of_prompts)
 
     # --- opening -----------------------------------------------------------------------------------
+
+    def _open_reference(self) -> None:
+        """The frozen reference, where there is something to measure against it."""
+        settings = self.settings
+        self._reference: Reference | None = None
+        if settings.algorithm.kl.coefficient or settings.model.reference is not None:
+            self._reference = Reference(
+                settings.model, settings.actor, self.mesh, temperature=settings.rollout.temperature
+            )
+            self.tracker.say(f"reference policy: {self._reference.folder}")
 
     def _load_data(self) -> None:
         settings, folder = self.settings, self.settings.model.path
@@ -154,7 +175,14 @@ class Run(Workspace):
             )
 
     def score(self, samples: StepSamples) -> None:
-        """Fill in the actor's log-probabilities and entropies, on every rank of the replica. Collective."""
+        """Fill in log-probabilities and entropies, the reference's where there is one, on every rank of
+        the replica. Collective."""
+        if self._reference is not None:
+            found = self._reference.score(samples.trajectories).logprobs
+            for trajectory, logprobs in zip(
+                samples.trajectories, self.mesh.broadcast_in_replica(found), strict=True
+            ):
+                trajectory.reference_logprobs = logprobs
         scores = self.policy.score(samples.trajectories)
         known = self.mesh.broadcast_in_replica((scores.logprobs, scores.entropy))
         for trajectory, logprobs, entropy in zip(samples.trajectories, *known, strict=True):
@@ -168,7 +196,10 @@ class Run(Workspace):
         advantages: list[np.ndarray] = []
         if self.mesh.is_head:
             ledger = compose(trajectories, self.settings.reward, self.settings.rollout.max_tokens)
-            advantages = self.algorithm.advantages(ledger, trajectories)
+            kl = self.settings.algorithm.kl
+            if kl.coefficient and kl.term == "reward":
+                add_kl(ledger, trajectories, kl)
+            advantages = self.algorithm.advantages(ledger, trajectories, self._add_up_over_heads)
             self._describe(samples, ledger)
         advantages = self.mesh.broadcast_in_replica(advantages)
         batches, start = [], 0
@@ -202,18 +233,17 @@ class Run(Workspace):
 
     # --- help ----------------------------------------------------------------------------------------
 
+    def _add_up_over_heads(self, numbers: np.ndarray) -> np.ndarray:
+        return np.sum(self.mesh.gather_heads(numbers), axis=0)
+
     def _mini_batch(self, trajectories: list[Trajectory], advantages: list[np.ndarray]) -> MiniBatch:
-        lengths = [len(t) for t in trajectories]
         used = in_loss(trajectories, self.settings.reward.overlong)
-        counted = [n if use else 0 for n, use in zip(lengths, used, strict=True)]
+        gone = diverged(trajectories, self.settings.algorithm.mismatch)
+        counted = [len(t) if u and not g else 0 for t, u, g in zip(trajectories, used, gone, strict=True)]
         weights = weigh(
             counted, self.algorithm.aggregation, self.settings.rollout.max_tokens, self.sum_over_replicas
         )
-        known = [t.logprobs for t in trajectories if t.logprobs is not None]
-        return MiniBatch(
-            trajectories,
-            {"old_logprobs": known, "advantages": advantages, "weights": spread(weights, lengths)},
-        )
+        return MiniBatch(trajectories, token_arrays(self.algorithm, trajectories, advantages, weights))
 
     def _describe(self, samples: StepSamples, ledger: RewardLedger) -> None:
         """Metrics of the sampled trajectories, and their file. Collective of the heads."""
@@ -222,8 +252,10 @@ class Run(Workspace):
         kept = self.metrics.means.pop("accuracy", (0.0, 0.0))
         self.metrics.ratio("accuracy_kept", *kept)  # of the groups that dynamic sampling kept
         describe_rewards(self.metrics, ledger)
-        describe_mismatch(self.metrics, trajectories)
+        describe_mismatch(self.metrics, trajectories, self.settings.algorithm.mismatch)
         describe_entropy(self.metrics, trajectories)
+        if self._reference is not None:
+            describe_reference(self.metrics, trajectories)
         if self.mesh.is_first_head:
             for name, value in samples.metrics.items():
                 self.metrics.total(name, value)

@@ -88,6 +88,24 @@ def test_all_faults_are_raised_together(config: Path):
         (["verify.function=no_such_module:f"], ["verify.function", "no module 'no_such_module'"]),
         (["reward.function_replaces_outcome=true"], ["reward.function_replaces_outcome"]),
         (["reward.form.unclosed=-1"], ["reward.form.unclosed", "think_close"]),
+        (["algorithm.name=rloo", "rollout.samples_per_prompt=1"], ["samples_per_prompt = 1", "rloo"]),
+        (
+            [
+                "algorithm.name=reinforce_pp",
+                "rollout.samples_per_prompt=1",
+                "rollout.dynamic_sampling.enabled=true",
+            ],
+            ["rollout.dynamic_sampling.enabled", "group of one"],
+        ),
+        (["algorithm.name=rloo", "algorithm.scale_by_std=true"], ["algorithm.scale_by_std", "rloo"]),
+        (["algorithm.gamma=0.9"], ["algorithm.gamma = 0.9", "reinforce_pp"]),
+        (["algorithm.entropy_advantage.divisor=3"], ["algorithm.entropy_advantage", "grpo_entropy"]),
+        (["algorithm.name=gspo", "algorithm.dual_clip=10"], ["algorithm.dual_clip = 10.0", "leave it null"]),
+        (["algorithm.mismatch.cap=3"], ["algorithm.mismatch.cap = 3.0", "importance_weights=true"]),
+        (["algorithm.kl.coefficient=0.1"], ["algorithm.kl.coefficient = 0.1", "set model.reference"]),
+        (["algorithm.kl.term=reward"], ["algorithm.kl: without a coefficient"]),
+        (["model.offload_reference=true"], ["model.offload_reference", "algorithm.kl.coefficient"]),
+        (["model.reference=/nowhere"], ["model.reference = /nowhere", "*.safetensors"]),
     ],
 )
 def test_what_cannot_be_is_refused_by_name_with_a_remedy(
@@ -96,6 +114,69 @@ def test_what_cannot_be_is_refused_by_name_with_a_remedy(
     found = faults(config, *overrides)
     assert len(found) == 1, found
     assert all(part in found[0] for part in parts), found[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({}, None),
+        ({"num_hidden_layers": 2, "hidden_size": 32}, None),
+        ({"vocab_size": 152}, "152 vocabulary entries, the policy 151"),
+        ({"max_position_embeddings": 100}, "100 positions"),
+        ({"model_type": "mamba"}, "mamba"),
+        ({"num_attention_heads": 3, "num_key_value_heads": 1}, "3 attention heads"),
+    ],
+)
+def test_a_reference_may_be_another_model_that_reads_the_same_tokens_and_is_cut_alike(
+    config: Path, changes: dict[str, Any], part: str | None, tmp_path: Path
+):
+    other = write_run(tmp_path / "other", **changes).parent / "model"
+    (other / "model.safetensors").write_bytes(b"")
+    found = faults(
+        config, f"model.reference={other}", "algorithm.kl.coefficient=0.1", "actor.layout.tensor=2"
+    )
+    if part is None:
+        assert found == []
+    else:
+        (fault,) = found
+        assert fault.startswith(f"model.reference = {other}: ") and part in fault
+
+
+def test_k1_is_a_reward_and_no_loss(config: Path):
+    (config.parent / "model/model.safetensors").write_bytes(b"")
+    k1 = ["model.weights=load", "algorithm.kl={coefficient: 0.1, estimator: k1}"]
+    (found,) = faults(config, *k1)
+    assert found.startswith("algorithm.kl.estimator = k1") and "algorithm.kl.term=reward" in found
+    assert faults(config, *k1, "algorithm.kl.term=reward") == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["algorithm.kl.coefficient=-0.1"], "algorithm.kl.coefficient = -0.1"),
+        (["algorithm.entropy_bonus=-0.1"], "algorithm.entropy_bonus = -0.1"),
+        (["algorithm.mismatch.cap=0"], "algorithm.mismatch.cap = 0"),
+        (["algorithm.entropy_advantage.divisor=1"], "algorithm.entropy_advantage.divisor = 1"),
+    ],
+)
+def test_a_coefficient_out_of_bounds_is_refused_by_its_key(config: Path, overrides: list[str], key: str):
+    with pytest.raises(SettingsError, match=key):
+        load(config, overrides)
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("algorithm.kl.coefficient=0.1", "algorithm.kl.coefficient = 0.1"),
+        ("model.reference=model", "model.reference"),
+        ("algorithm.entropy_bonus=0.1", "algorithm.entropy_bonus = 0.1"),
+        ("algorithm.mismatch.importance_weights=true", "algorithm.mismatch"),
+    ],
+)
+def test_supervised_training_has_no_terms_of_a_policy(config: Path, override: str, key: str):
+    supervised = ["algorithm.name=sft", "data.train.0.fields={response: trace, answer: null}"]
+    (found,) = faults(config, *supervised, override)
+    assert found.startswith(key) and "sft" in found
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,11 @@ class ModelSettings(Section):
     """Hugging Face folder (config.json, safetensors, tokenizer) the actor starts from."""
     weights: Literal["load", "random"] = "load"
     """`load` reads the safetensors; `random` initialises from the config alone (seeded)."""
+    reference: Path | None = None
+    """Hugging Face folder of the frozen reference policy of `algorithm.kl`; None: `path`, the policy's own
+    start. With `algorithm.kl.coefficient=0` the divergence from it is measured and nothing else."""
+    offload_reference: bool = False
+    """Keep the reference in host memory between score passes (GPU)."""
     attention: Literal["auto", "sdpa", "te"] = "auto"
     """`te`: transformer-engine's attention and layers; `sdpa`: megatron's local layers over torch's
     scaled_dot_product_attention; `auto`: `te` where transformer-engine and a GPU are, else `sdpa`."""

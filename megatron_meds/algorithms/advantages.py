@@ -6,6 +6,7 @@ Letters: n samples, B sequences, T tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
@@ -22,6 +23,8 @@ _WHITEN_EPSILON = 1e-8
 
 Numbers = torch.Tensor | np.ndarray | Sequence[float]
 Groups = torch.Tensor | np.ndarray | Sequence[Hashable]
+AddUp = Callable[[np.ndarray], np.ndarray]
+"""[k] fp64 of one part of a batch -> the sum over all parts (an all-reduce over replicas)."""
 
 
 def group_advantages(rewards: Numbers, groups: Groups, scale_by_std: bool = True) -> Numbers:
@@ -134,32 +137,43 @@ def reward_to_go(token_rewards: torch.Tensor, mask: torch.Tensor, gamma: float =
     Returns:
         [B, T], computed in fp64, in the dtype of `token_rewards`, 0 outside the mask.
     """
+    if gamma == 1.0:
+        inside = mask.bool()
+        r = token_rewards.double().masked_fill(~inside, 0.0)
+        return r.flip(1).cumsum(1).flip(1).masked_fill(~inside, 0.0).to(token_rewards.dtype)
     zeros = torch.zeros_like(token_rewards)
     return gae(token_rewards, zeros, mask, gamma, lam=1.0)[0]
 
 
-def whiten(values: torch.Tensor, mask: torch.Tensor, shift_mean: bool = True) -> torch.Tensor:
+def whiten(
+    values: torch.Tensor, mask: torch.Tensor, shift_mean: bool = True, whole: AddUp = np.asarray
+) -> torch.Tensor:
     """Give the numbers inside a mask mean 0 and variance 1 (unbiased, two passes).
 
     Fewer than two numbers, or equal ones, have no spread: they become 0 (with `shift_mean`), or keep
     their mean.
 
     Args:
-        values: [...] numbers, such as advantages [B, T].
+        values: [...] numbers, such as advantages [B, T]; those of this part of the batch.
         mask: [...] bool or 0 / 1 of the same shape.
         shift_mean: False puts the mean back after scaling.
+        whole: adds up over all parts of the batch, whose mean and variance are then meant; called
+            twice on every part. Left out: this part is all there is.
 
     Returns:
         [...], computed in fp64, in the dtype of `values`, 0 outside the mask.
     """
     inside = mask.bool()
     x = values.double().masked_fill(~inside, 0.0)
-    count = inside.sum()
-    mean = x.sum() / count.clamp(min=1)
+    count, total = whole(np.array([float(inside.sum()), float(x.sum())]))
+    mean = total / max(count, 1.0)
     centred = torch.where(inside, x - mean, 0.0)
-    variance = centred.square().sum() / (count - 1).clamp(min=1)
-    equal = variance.sqrt() <= STD_FLOOR * x.abs().amax().clamp(min=1.0)
-    scaled = torch.where(equal, 0.0, centred * torch.rsqrt(variance + _WHITEN_EPSILON))
+    (squares,) = whole(np.array([float(centred.square().sum())]))
+    variance = squares / max(count - 1.0, 1.0)
+    if math.sqrt(variance) <= STD_FLOOR * max(1.0, abs(mean)):  # equal but for rounding
+        scaled = torch.zeros_like(x)
+    else:
+        scaled = centred / math.sqrt(variance + _WHITEN_EPSILON)
     if not shift_mean:
         scaled = torch.where(inside, scaled + mean, 0.0)
     return scaled.to(values.dtype)

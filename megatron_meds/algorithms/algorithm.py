@@ -5,17 +5,32 @@ Knows trajectories and the ledger; knows no algorithm by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import numpy as np
+import torch
 
-from megatron_meds.algorithms.advantages import group_advantages
+from megatron_meds.algorithms.advantages import AddUp, group_advantages, reward_to_go, whiten
 from megatron_meds.algorithms.losses import Aggregation
+from megatron_meds.algorithms.settings import AlgorithmSettings, EntropyAdvantageSettings
 from megatron_meds.trajectory import RewardLedger, Trajectory
 
-Advantages = Callable[[RewardLedger, Sequence[Trajectory]], list[np.ndarray]]
-"""(ledger, its trajectories) -> per trajectory [T] fp32. All samples of a prompt must be among them."""
+_ROWS = 256
+"""Trajectories padded to one length at a time."""
+
+
+class Advantages(Protocol):
+    """From a ledger and its trajectories, all samples of a prompt among them, to [T] fp32 of each.
+
+    `whole` adds numbers up over the parts of a step (replicas); every part makes the same calls of
+    it. Left out: there is one part.
+    """
+
+    def __call__(
+        self, ledger: RewardLedger, trajectories: Sequence[Trajectory], whole: AddUp = ...
+    ) -> list[np.ndarray]: ...
 
 
 @dataclass(frozen=True)
@@ -28,16 +43,107 @@ class Algorithm:
     clip_high: float
     dual_clip: float | None
     aggregation: Aggregation
+    ratio: Literal["token", "sequence"]
+    """What is clipped: each token's probability ratio, or the geometric mean of its sequence's."""
     entropy_bonus: float
     """Coefficient of the mean token entropy in the objective; 0: no term."""
+    kl_loss: float
+    """Coefficient of k3 of KL(policy || reference) in the loss; 0: no term."""
+    importance_cap: float | None
+    """Largest importance weight on a token's policy loss; None: no weights."""
+    entropy_advantage: EntropyAdvantageSettings | None = None
+    """What is added to advantages for entropy; None: nothing."""
+
+
+def complete(
+    settings: AlgorithmSettings,
+    *,
+    advantages: Advantages,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    aggregation: Aggregation = "seq-mean-token-mean",
+    ratio: Literal["token", "sequence"] = "token",
+    entropy_advantage: EntropyAdvantageSettings | None = None,
+) -> Algorithm:
+    """An algorithm of these values, each giving way to what the settings say."""
+    kl, mismatch = settings.kl, settings.mismatch
+    return Algorithm(
+        name=settings.name,
+        advantages=advantages,
+        clip_low=clip_low if settings.clip_low is None else settings.clip_low,
+        clip_high=clip_high if settings.clip_high is None else settings.clip_high,
+        dual_clip=dual_clip if settings.dual_clip is None else settings.dual_clip,
+        aggregation=settings.aggregation or aggregation,
+        ratio=ratio,
+        entropy_bonus=settings.entropy_bonus,
+        kl_loss=kl.coefficient if kl.term == "loss" else 0.0,
+        importance_cap=mismatch.cap if mismatch.importance_weights else None,
+        entropy_advantage=entropy_advantage,
+    )
 
 
 def group_relative(scale_by_std: bool) -> Advantages:
     """Advantages of GRPO's family: a sequence's total reward against its siblings', at every token."""
 
-    def advantages(ledger: RewardLedger, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
-        groups = [t.prompt.id for t in trajectories]
+    def advantages(
+        ledger: RewardLedger, trajectories: Sequence[Trajectory], whole: AddUp = np.asarray
+    ) -> list[np.ndarray]:
+        groups = prompts_of(trajectories)
         per_sequence = np.asarray(group_advantages(ledger.totals(), groups, scale_by_std))
-        return [np.full(len(t), a, dtype=np.float32) for t, a in zip(trajectories, per_sequence, strict=True)]
+        return spread(per_sequence, [len(t) for t in trajectories])
 
     return advantages
+
+
+def whitened_reward_to_go(gamma: float, group_baseline: bool) -> Advantages:
+    """Advantages of REINFORCE++: each token's discounted reward to go, whitened over the step's tokens.
+
+    Args:
+        group_baseline: first take the group's mean total reward off the last token's reward.
+    """
+
+    def advantages(
+        ledger: RewardLedger, trajectories: Sequence[Trajectory], whole: AddUp = np.asarray
+    ) -> list[np.ndarray]:
+        rewards = ledger.token_rewards()
+        totals = ledger.totals()
+        if group_baseline:
+            centred = np.asarray(group_advantages(totals, prompts_of(trajectories), scale_by_std=False))
+            for i in np.flatnonzero(np.isfinite(totals)):
+                rewards[i][-1] += centred[i] - totals[i]
+        scored = [np.full(len(r), np.isfinite(total)) for r, total in zip(rewards, totals, strict=True)]
+        to_go = rewards_to_go(rewards, gamma)
+        white = whiten(join(to_go), join(scored), whole=whole)
+        lengths = [len(t) for t in trajectories]
+        return [part.numpy().astype(np.float32) for part in white.split(lengths)] if lengths else []
+
+    return advantages
+
+
+def rewards_to_go(rewards: Sequence[np.ndarray], gamma: float) -> list[np.ndarray]:
+    """`reward_to_go` of arrays [T] of unlike lengths: [T] fp64 each."""
+    found: list[np.ndarray] = []
+    for start in range(0, len(rewards), _ROWS):
+        part = [torch.from_numpy(r) for r in rewards[start : start + _ROWS]]
+        padded = torch.nn.utils.rnn.pad_sequence(part, batch_first=True)
+        lengths = torch.tensor([len(r) for r in part])
+        mask = torch.arange(padded.shape[1]) < lengths[:, None]
+        to_go = reward_to_go(padded, mask, gamma)
+        found += [row[: len(r)].numpy() for row, r in zip(to_go, part, strict=True)]
+    return found
+
+
+def prompts_of(trajectories: Sequence[Trajectory]) -> list[str]:
+    """The group of each trajectory: its prompt."""
+    return [t.prompt.id for t in trajectories]
+
+
+def spread(values: np.ndarray | Sequence[float], lengths: Sequence[int]) -> list[np.ndarray]:
+    """One fp32 array [T] per sequence, filled with its value."""
+    return [np.full(n, v, dtype=np.float32) for v, n in zip(values, lengths, strict=True)]
+
+
+def join(arrays: Sequence[np.ndarray]) -> torch.Tensor:
+    """Arrays [T] end to end."""
+    return torch.from_numpy(np.concatenate(arrays)) if arrays else torch.zeros(0, dtype=torch.float64)

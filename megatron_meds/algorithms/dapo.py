@@ -5,18 +5,16 @@ overlong punishment and overlong filtering are `reward.overlong`. The dual clip 
 advantages is not in the paper.
 """
 
-from megatron_meds.algorithms.algorithm import Algorithm, group_relative
+from megatron_meds.algorithms.algorithm import Algorithm, complete, group_relative
 from megatron_meds.algorithms.settings import AlgorithmSettings
 
 
 def dapo(settings: AlgorithmSettings) -> Algorithm:
     """DAPO with what the settings leave open filled in."""
-    return Algorithm(
-        name="dapo",
-        advantages=group_relative(settings.scale_by_std),
-        clip_low=0.2 if settings.clip_low is None else settings.clip_low,
-        clip_high=0.28 if settings.clip_high is None else settings.clip_high,
-        dual_clip=10.0 if settings.dual_clip is None else settings.dual_clip,
-        aggregation=settings.aggregation or "token-mean",
-        entropy_bonus=settings.entropy_bonus,
+    return complete(
+        settings,
+        advantages=group_relative(settings.scale_by_std is not False),
+        clip_high=0.28,
+        dual_clip=10.0,
+        aggregation="token-mean",
     )

@@ -61,7 +61,18 @@ def token_policy_loss(
 
     Sources: PPO (arXiv 1707.06347), equation 7; dual clip (arXiv 1912.09729), equation 5.
     """
-    log_ratio = (logprobs - old_logprobs.detach()).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    return clipped_surrogate(logprobs - old_logprobs.detach(), advantages, clip_low, clip_high, dual_clip)
+
+
+def clipped_surrogate(
+    log_ratio: torch.Tensor,
+    advantages: torch.Tensor,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> TokenLoss:
+    """`token_policy_loss` of log-ratios [...], whatever they are the ratio of; gradients flow to them."""
+    log_ratio = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     ratio = log_ratio.exp()
     plain = -advantages * ratio
     bounded = -advantages * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
@@ -75,6 +86,33 @@ def token_policy_loss(
         dual_clipped = beyond.to(loss.dtype)
     kl = (ratio - 1.0 - log_ratio).detach()
     return TokenLoss(loss, clipped, dual_clipped, kl)
+
+
+def sequence_means(values: torch.Tensor, sequences: torch.Tensor) -> torch.Tensor:
+    """At each token the mean of its sequence, gradients included (GSPO's log-ratio).
+
+    Args:
+        values: [N] of whole sequences, laid end to end.
+        sequences: [N] a number at each token; tokens of one sequence lie together and share it,
+            neighbouring sequences differ.
+
+    Source: GSPO (arXiv 2507.18071), equation 7.
+    """
+    _, places, counts = torch.unique_consecutive(sequences, return_inverse=True, return_counts=True)
+    sums = torch.zeros(len(counts), dtype=values.dtype, device=values.device).index_add(0, places, values)
+    return (sums / counts)[places]
+
+
+def entropy_advantages(
+    advantages: torch.Tensor, entropies: torch.Tensor, coefficient: float = 0.4, divisor: float = 2.0
+) -> torch.Tensor:
+    """What is added to advantages [...] for the entropy of a token's distribution (nats), no gradient.
+
+        min(coefficient * H, |A| / divisor)
+
+    Source: arXiv 2506.14758, equation 5.
+    """
+    return torch.minimum(coefficient * entropies.detach(), advantages.detach().abs() / divisor)
 
 
 def token_weights(
@@ -218,6 +256,14 @@ def kl_k3(logprobs: torch.Tensor, reference_logprobs: torch.Tensor) -> torch.Ten
     return torch.expm1(d) - d
 
 
+def kl_k1(logprobs: torch.Tensor, reference_logprobs: torch.Tensor) -> torch.Tensor:
+    """The k1 estimate of KL(policy || reference): logprob - reference_logprob, bounded as `kl_k3`.
+
+    Unbiased, of either sign. For rewards: as a loss its gradient is 0 on average.
+    """
+    return (logprobs - reference_logprobs.detach()).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
 def entropy(logits: torch.Tensor) -> torch.Tensor:
     """Entropy of softmax distributions, nats.
 
@@ -242,12 +288,13 @@ def truncated_importance_weights(
 
     Args:
         actor_logprobs: [...] of the sampled tokens under the actor that sampled them (before the update).
-        rollout_logprobs: [...] as the engine reported them; NaN (not reported) is neutral, weight 1.
+        rollout_logprobs: [...] as the engine reported them; NaN or infinite (not reported) is neutral,
+            weight 1.
         cap: largest weight.
 
     Returns:
         [...], no gradient; multiply token losses with it.
     """
     gap = (actor_logprobs - rollout_logprobs).detach()
-    gap = torch.where(torch.isnan(rollout_logprobs), 0.0, gap)
+    gap = torch.where(torch.isfinite(rollout_logprobs), gap, 0.0)
     return gap.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp().clamp(max=cap)

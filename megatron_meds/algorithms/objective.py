@@ -11,8 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
-from megatron_meds.algorithms.algorithm import Algorithm
-from megatron_meds.algorithms.losses import Aggregation, token_policy_loss, token_weights
+from megatron_meds.algorithms.algorithm import Algorithm, spread
+from megatron_meds.algorithms.losses import (
+    Aggregation,
+    clipped_surrogate,
+    entropy_advantages,
+    kl_k3,
+    sequence_means,
+    token_weights,
+)
+from megatron_meds.algorithms.mismatch import importance_weights
+from megatron_meds.trajectory import Trajectory
 
 Tokens = Mapping[str, torch.Tensor]
 """Arrays [N] by name, fp32."""
@@ -40,36 +49,83 @@ def weigh(
 
 
 def policy_objective(algorithm: Algorithm) -> Callable[[torch.Tensor, torch.Tensor, Tokens], Result]:
-    """The clipped policy loss of an algorithm, less its entropy bonus.
+    """What an algorithm minimises: clipped policy loss, KL to the reference, less the entropy bonus.
 
-    The returned function takes log-probabilities [N] and entropies [N] with gradients, and arrays
-    `old_logprobs`, `advantages`, `weights` [N].
+        sum over tokens of weight * (importance * surrogate + kl_loss * k3 - entropy_bonus * H)
+
+    The returned function takes log-probabilities [N] and entropies [N] with gradients, and the
+    arrays [N] that `token_arrays` makes. All terms have the weights of the aggregation; importance
+    weights are on the policy loss alone.
     """
 
     def objective(logprobs: torch.Tensor, entropy: torch.Tensor, tokens: Tokens) -> Result:
-        weights = tokens["weights"]
+        weights, advantages = tokens["weights"], tokens["advantages"]
         counted = (weights > 0).float()
-        parts = token_policy_loss(
-            logprobs,
-            tokens["old_logprobs"],
-            tokens["advantages"],
-            algorithm.clip_low,
-            algorithm.clip_high,
-            algorithm.dual_clip,
+        log_ratio = logprobs - tokens["old_logprobs"]
+        if algorithm.ratio == "sequence":
+            log_ratio = sequence_means(log_ratio, tokens["sequence"])
+        if bonus := algorithm.entropy_advantage:
+            advantages = advantages + entropy_advantages(
+                advantages, entropy, bonus.coefficient, bonus.divisor
+            )
+        parts = clipped_surrogate(
+            log_ratio, advantages, algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip
         )
-        loss = (weights * parts.loss).sum()
+        surrogate = parts.loss
+        if algorithm.importance_cap is not None:
+            surrogate = surrogate * tokens["importance"]
+        loss = (weights * surrogate).sum()
+        old_kl = kl_k3(tokens["old_logprobs"], logprobs.detach())
         metrics = {
-            "loss": loss.detach(),
             "tokens": counted.sum(),
             "clip_fraction": (counted * parts.clipped).sum(),
             "dual_clip_fraction": (counted * parts.dual_clipped).sum(),
-            "kl_old": (counted * parts.kl).sum(),
+            "kl_old": (counted * old_kl).sum(),
         }
+        if algorithm.kl_loss:
+            kl = kl_k3(logprobs, tokens["reference_logprobs"])
+            loss = loss + algorithm.kl_loss * (weights * kl).sum()
+            metrics["kl_reference"] = (counted * kl.detach()).sum()
         if algorithm.entropy_bonus:
             loss = loss - algorithm.entropy_bonus * (weights * entropy).sum()
-        return loss, metrics
+        return loss, metrics | {"loss": loss.detach()}
 
     return objective
+
+
+def token_arrays(
+    algorithm: Algorithm,
+    trajectories: Sequence[Trajectory],
+    advantages: Sequence[np.ndarray],
+    weights: Sequence[float],
+) -> dict[str, list[np.ndarray]]:
+    """The arrays [T] of scored trajectories that an algorithm's objective reads, by name.
+
+    Args:
+        advantages: [T] of each trajectory.
+        weights: of one token of each, from `weigh`.
+    """
+    lengths = [len(t) for t in trajectories]
+    arrays = {
+        "old_logprobs": [_known(t.logprobs, "logprobs", t) for t in trajectories],
+        "advantages": list(advantages),
+        "weights": spread(weights, lengths),
+    }
+    if algorithm.ratio == "sequence":
+        arrays["sequence"] = spread(range(len(lengths)), lengths)
+    if algorithm.importance_cap is not None:
+        arrays["importance"] = [importance_weights(t, algorithm.importance_cap) for t in trajectories]
+    if algorithm.kl_loss:
+        arrays["reference_logprobs"] = [
+            _known(t.reference_logprobs, "reference_logprobs", t) for t in trajectories
+        ]
+    return arrays
+
+
+def _known(array: np.ndarray | None, name: str, trajectory: Trajectory) -> np.ndarray:
+    if array is None:
+        raise ValueError(f"sample {trajectory.key} has no {name}: score it first")
+    return array
 
 
 def supervised_objective(logprobs: torch.Tensor, entropy: torch.Tensor, tokens: Tokens) -> Result:
@@ -83,8 +139,3 @@ def supervised_objective(logprobs: torch.Tensor, entropy: torch.Tensor, tokens: 
         "entropy": (entropy.detach() * (weights > 0)).sum(),
     }
     return loss, metrics
-
-
-def spread(values: Sequence[float], lengths: Sequence[int]) -> list[np.ndarray]:
-    """One fp32 array [T] per sequence, filled with its value."""
-    return [np.full(n, v, dtype=np.float32) for v, n in zip(values, lengths, strict=True)]

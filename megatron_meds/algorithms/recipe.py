@@ -2,10 +2,22 @@
 
 from megatron_meds.algorithms.algorithm import Algorithm
 from megatron_meds.algorithms.dapo import dapo
+from megatron_meds.algorithms.dr_grpo import dr_grpo
 from megatron_meds.algorithms.grpo import grpo
+from megatron_meds.algorithms.grpo_entropy import grpo_entropy
+from megatron_meds.algorithms.gspo import gspo
+from megatron_meds.algorithms.reinforce_pp import reinforce_pp
+from megatron_meds.algorithms.reinforce_pp_baseline import reinforce_pp_baseline
+from megatron_meds.algorithms.rloo import rloo
 from megatron_meds.algorithms.settings import AlgorithmSettings
 
-_ALGORITHMS = {"grpo": grpo, "dapo": dapo}
+_ALGORITHMS = {
+    function.__name__: function
+    for function in (grpo, dapo, dr_grpo, gspo, grpo_entropy, rloo, reinforce_pp, reinforce_pp_baseline)
+}
+
+NAMES = tuple(_ALGORITHMS)
+"""Algorithms that learn from rewards."""
 
 
 def resolve(settings: AlgorithmSettings) -> Algorithm:
@@ -17,6 +29,6 @@ def resolve(settings: AlgorithmSettings) -> Algorithm:
     if settings.name not in _ALGORITHMS:
         raise ValueError(
             f"algorithm.name={settings.name} has no advantages and no policy loss; "
-            f"algorithms that learn from rewards: {', '.join(_ALGORITHMS)}"
+            f"algorithms that learn from rewards: {', '.join(NAMES)}"
         )
     return _ALGORITHMS[settings.name](settings)

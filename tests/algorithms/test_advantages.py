@@ -176,3 +176,30 @@ def test_whitened_numbers_have_mean_zero_and_variance_one_inside_the_mask():
 @pytest.mark.parametrize("mask", [[[0, 0, 0]], [[0, 1, 0]], [[1, 1, 1]]])
 def test_whitening_nothing_one_number_or_equal_numbers_gives_zeros(mask):
     assert not whiten(torch.full((1, 3), 0.35), torch.tensor(mask)).any()
+
+
+def test_parts_whitened_together_are_as_the_whole_whitened_at_once():
+    values = 3.0 + torch.randn(40, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    mask = torch.arange(40) % 7 != 0
+    expected = whiten(values, mask)
+    # the sums that two passes over the whole need, whichever part asks
+    inside = values[mask]
+    sums = [
+        np.array([len(inside), inside.sum()]),
+        np.array([(inside - inside.mean()).square().sum()]),
+    ]
+    found = []
+    for part in (slice(0, 9), slice(9, 9), slice(9, 40)):
+        passes = iter(sums)
+        found.append(whiten(values[part], mask[part], whole=lambda own, passes=passes: next(passes)))
+    torch.testing.assert_close(torch.cat(found), expected, rtol=1e-12, atol=1e-12)
+
+
+@given(st.integers(0, 1000))
+def test_an_undiscounted_reward_to_go_is_the_limit_of_a_discounted_one(seed):
+    draw = np.random.default_rng(seed)
+    rewards, mask = torch.from_numpy(draw.normal(size=(2, 6))), torch.from_numpy(draw.random((2, 6)) < 0.6)
+    rewards = rewards.masked_fill(~mask, math.nan)
+    torch.testing.assert_close(
+        reward_to_go(rewards, mask, 1.0), reward_to_go(rewards, mask, 1.0 - 1e-12), rtol=1e-9, atol=1e-9
+    )

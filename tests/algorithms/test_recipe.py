@@ -2,12 +2,19 @@
 
 import subprocess
 import sys
+import typing
 
 import numpy as np
 import pytest
 
 from megatron_meds.algorithms import mixed, resolve
-from megatron_meds.algorithms.settings import AlgorithmSettings
+from megatron_meds.algorithms.recipe import NAMES
+from megatron_meds.algorithms.settings import (
+    GROUP_RELATIVE,
+    REWARD_TO_GO,
+    STANDARDISED,
+    AlgorithmSettings,
+)
 from megatron_meds.trajectory import Prompt, RewardLedger, Trajectory, prompt_id
 
 
@@ -19,20 +26,38 @@ def _trajectories(lengths, questions):
     ]
 
 
-def test_grpo_and_dapo_fill_in_their_own_values():
-    grpo, dapo = (resolve(AlgorithmSettings(name=name)) for name in ("grpo", "dapo"))
-    assert (grpo.clip_low, grpo.clip_high, grpo.dual_clip, grpo.aggregation) == (
-        0.2,
-        0.2,
-        None,
-        "seq-mean-token-mean",
-    )
-    assert (dapo.clip_low, dapo.clip_high, dapo.dual_clip, dapo.aggregation) == (
-        0.2,
-        0.28,
-        10.0,
-        "token-mean",
-    )
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("grpo", (0.2, 0.2, None, "seq-mean-token-mean", "token")),
+        ("dapo", (0.2, 0.28, 10.0, "token-mean", "token")),
+        ("dr_grpo", (0.2, 0.2, None, "seq-mean-token-sum-norm", "token")),
+        ("gspo", (3e-4, 4e-4, None, "seq-mean-token-mean", "sequence")),
+        ("grpo_entropy", (0.2, 0.2, None, "seq-mean-token-mean", "token")),
+        ("rloo", (0.2, 0.2, None, "seq-mean-token-sum", "token")),
+        ("reinforce_pp", (0.2, 0.2, None, "seq-mean-token-mean", "token")),
+        ("reinforce_pp_baseline", (0.2, 0.2, None, "seq-mean-token-mean", "token")),
+    ],
+)
+def test_every_algorithm_fills_in_its_own_values_and_adds_no_term_unasked(name, own):
+    a = resolve(AlgorithmSettings(name=name))
+    assert a.name == name
+    assert (a.clip_low, a.clip_high, a.dual_clip, a.aggregation, a.ratio) == own
+    assert (a.entropy_bonus, a.kl_loss, a.importance_cap) == (0.0, 0.0, None)
+    assert (a.entropy_advantage is not None) == (name == "grpo_entropy")
+
+
+def test_the_settings_name_exactly_the_algorithms_there_are():
+    names = set(typing.get_args(AlgorithmSettings.model_fields["name"].annotation)) - {"sft"}
+    assert names == set(NAMES)
+    assert names >= {*GROUP_RELATIVE, *REWARD_TO_GO, *STANDARDISED}
+
+
+def test_grpo_of_the_paper_is_a_matter_of_one_setting():
+    grpo = resolve(AlgorithmSettings(name="grpo", kl={"coefficient": 0.001}))
+    assert (grpo.kl_loss, grpo.aggregation, grpo.clip_high) == (0.001, "seq-mean-token-mean", 0.2)
+    as_reward = resolve(AlgorithmSettings(name="grpo", kl={"coefficient": 0.001, "term": "reward"}))
+    assert as_reward.kl_loss == 0.0
 
 
 @pytest.mark.parametrize("name", ["grpo", "dapo"])

@@ -65,12 +65,21 @@ def parity(
         vocabulary=policy.shape.vocab,
         temperature=temperature,
     )
-    for chunk in policy.chunks:
-        for parameter in unwrap_model(chunk).parameters():
-            parameter.data.copy_(parameter.main_grad)
-    gradient = {name: t.clone() for name, t in policy.live_weights().tensors() if t is not None}
+    gradient = whole_gradient(policy)
     found = {i: (lp, en) for i, lp, en in zip(mine, scores.logprobs, scores.entropy, strict=False)}
     return {"scores": found if mesh.is_head else {}, "gradient": gradient, "sums": sums}
+
+
+def whole_gradient(policy: Policy) -> dict[str, torch.Tensor]:
+    """The gradient under Hugging Face names (on the sender). The policy's weights are as before."""
+    parameters = [p for chunk in policy.chunks for p in unwrap_model(chunk).parameters()]
+    kept = [p.data.clone() for p in parameters]
+    for parameter in parameters:
+        parameter.data.copy_(parameter.main_grad)
+    gradient = {name: t.clone() for name, t in policy.live_weights().tensors() if t is not None}
+    for parameter, weights in zip(parameters, kept, strict=True):
+        parameter.data.copy_(weights)
+    return gradient
 
 
 def updates(

@@ -146,6 +146,9 @@ def test_a_killed_server_and_then_a_killed_trainer(first_run, tmp_path, monkeypa
         "run.evaluate_at_start=false",
         "rollout.samples_per_prompt=8",
         "rollout.server.max_num_seqs=128",
+        "algorithm.kl={coefficient: 0.001, term: reward}",
+        f"model.reference={CONFIG.parent / 'model'}",
+        "algorithm.mismatch={importance_weights: true, max_gap: 5.0}",
     )
     try:
         wait_for(lambda: len(metrics(folder)) >= 1, process)
@@ -158,6 +161,9 @@ def test_a_killed_server_and_then_a_killed_trainer(first_run, tmp_path, monkeypa
 
         row = metrics(folder)[1]
         assert row["rollout/servers_restarted"] == 1
+        # the policy is two steps away from the reference, and its servers agree with it
+        assert 0 < row["reference/kl"] < 0.1 and -1e-2 < row["reward/kl"] < 0
+        assert row["mismatch/capped"] == row["mismatch/dropped_sequences"] == 0
         assert row["mismatch/abs"] < 1e-3
         import pyarrow.parquet
 
