@@ -110,7 +110,7 @@ def entropy_advantages(
 
         min(coefficient * H, |A| / divisor)
 
-    Source: arXiv 2506.14758, equation 5.
+    Source: arXiv 2506.14758.
     """
     return torch.minimum(coefficient * entropies.detach(), advantages.detach().abs() / divisor)
 
