@@ -100,12 +100,12 @@ def load_rows(
         rows = _downloaded(request, counts, places)[: settings.limit]
     if not rows:
         raise DataError(f"data set {request.path or request.hub}: has no usable row")
-    if request.problems not in (None, len(rows)):
+    if request.problems and len(rows) not in request.problems:
         _log.warning(
             "data set %s: %d problems, where %d are known; another edition, or part of it?",
             request.label,
             len(rows),
-            request.problems,
+            request.problems[0],
         )
     return rows
 

@@ -20,7 +20,9 @@ class KnownSet:
     hub: str
     """Its name among the Hugging Face data sets."""
     problems: int
-    """How many it has once `where` is applied; another number is warned of."""
+    """How many it has once `where` is applied. Neither this number nor one of `editions`: a warning."""
+    editions: tuple[int, ...] = ()
+    """How many other copies are known to have."""
     layouts: tuple[FieldMap, ...] = ()
     """Where copies keep the fields; the id may be missing. `question` and `answer` under these very names
     always come last."""
@@ -80,6 +82,7 @@ KNOWN: dict[str, KnownSet] = {
     "olympiadbench": KnownSet(
         hub="math-ai/olympiadbench",
         problems=675,
+        editions=(674,),  # the hub's
         layouts=(FieldMap(answer="first(final_answer)", id="id"),),
         errata={
             "t(0,4]": "(0,4]",
@@ -108,6 +111,7 @@ KNOWN: dict[str, KnownSet] = {
         config="all",
         split="train",
         problems=17_398,
+        editions=(17_917, 1_791_700),  # before repeats were joined; before they were dropped
         layouts=(
             FieldMap(question="prompt", answer="solution"),
             FieldMap(question="prompt", answer="reward_model.ground_truth", id="extra_info.index"),
@@ -168,7 +172,8 @@ class Request:
     layouts: tuple[FieldMap, ...]
     where: dict[str, list[str | int]]
     skip_incomplete: bool
-    problems: int | None
+    problems: tuple[int, ...]
+    """Numbers of problems that are no surprise; none given: any."""
     around: tuple[str, str] | None
     errata: dict[str, str]
     looked: tuple[str, ...] = ()
@@ -215,7 +220,9 @@ def find(settings: DatasetSettings, places: Places) -> Request:
         layouts=layouts,
         where={**(known.where if known else {}), **settings.where},
         skip_incomplete=settings.incomplete == "skip" or bool(known and known.skips_incomplete),
-        problems=known.problems if known and not settings.where and settings.limit is None else None,
+        problems=(known.problems, *known.editions)
+        if known and not settings.where and settings.limit is None
+        else (),
         around=known.around if known else None,
         errata=known.errata if known else {},
         looked=tuple(looked),

@@ -124,7 +124,7 @@ def test_settings_of_ones_own_go_before_the_known_ones():
         "train",
         "abc",
     )
-    assert request.problems is None
+    assert request.problems == ()
     own = find(DatasetSettings(name="gsm8k", path="someone/gsm8k"), Places())
     assert (own.hub, own.path) == ("someone/gsm8k", None)
 
