@@ -101,13 +101,17 @@ def convert(gguf: Path, out: Path) -> None:
     _say(f"reading {gguf}")
     place = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
     tokenizer = AutoTokenizer.from_pretrained(**place)
-    model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    _check(model, tokenizer)
+    read = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
+    _check(read, tokenizer)
+    config = read.config
+    del config.quantization_config
+    # What was read remembers that it was quantised and refuses to be saved: its weights go into a new one.
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.load_state_dict(read.state_dict())
+    model.generation_config = read.generation_config
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    model.to(torch.bfloat16).save_pretrained(partial)
+    model.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
     if not is_whole(partial):
         raise FetchError(f"{partial}: is not a whole SmolLM2 folder; compare its config.json with {SHAPE}")
