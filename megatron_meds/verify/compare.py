@@ -33,7 +33,14 @@ _WARM_UP = (
 )
 
 
+_FUNCTIONS = "sin|cos|tan|cot|sec|csc|ln|log"
 _SPELLINGS = (
+    (re.compile(r"^\\approx(?![A-Za-z])\s*"), ""),
+    (re.compile(r"(?<=\d)(?:,\\!|\{,\}(?:\\!)?)(?=\d{3})"), ""),  # 29,\!322: thousands, not a list
+    (re.compile(r"\\phantom\s*(?:-|\{[^{}]*\})"), ""),
+    (re.compile(r"(\\[dt]?frac)\s*(\\(?:pi|theta|alpha|beta))(?![A-Za-z])"), r"\1{\2}"),
+    # a + b + c, \sin^2 t: the last letter is no unit
+    (re.compile(rf"([+\-*/=]\s*|\\(?:{_FUNCTIONS})(?:\^\{{?\d+\}}?)?\s+)([a-z])$"), r"\1{\2}"),
     (re.compile(r"(?<=\d)\.(?=\s*[/*+\-])"), ""),  # 1./3
     (re.compile(r"\b(?:np|numpy|math)\.(?=[a-z])"), r"\\"),  # np.arcsin(x)
     (re.compile(r"_\s*(?:\{\s*\\(max|min|odot)\s*\}|\\(max|min|odot)(?![A-Za-z]))"), r"_{\1\2}"),
@@ -61,14 +68,14 @@ def parses(gold: str) -> bool:
 
 
 def clean(text: str) -> str:
-    """An answer without what stands around it: its box, `$`, closing full stops, white space; and with
-    what the parser stumbles over written as it takes it (`_SPELLINGS`)."""
+    """An answer without what stands around it (its box, `$`, closing full stops and commas, white space),
+    and with what the parser stumbles over written as it takes it (`_SPELLINGS`)."""
     inner = last_boxed(text)
     text = text if inner is None else inner
     before = None
     while text != before:
         before = text
-        text = text.strip().rstrip(".").lstrip("$")
+        text = text.strip().rstrip(".,").lstrip("$")
         if text.endswith("$") and not text.endswith("\\$"):
             text = text[:-1]
     for written, wanted in _SPELLINGS:
