@@ -22,9 +22,10 @@ from megatron_meds.actor.shape import ModelShape, UnsupportedModel, check_layout
 from megatron_meds.arithmetic import model_ranks, own_world_size, replicas
 from megatron_meds.checks_algorithm import find_faults as find_algorithm_faults
 from megatron_meds.config import Settings, SettingsError
+from megatron_meds.data.fields import ANSWER_FUNCTION
+from megatron_meds.data.known import KNOWN, is_known
 
 _FUNCTION = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
-_COLUMN = re.compile(r"^(last_box|first)\((.+)\)$")
 
 
 @dataclass(frozen=True)
@@ -187,21 +188,33 @@ def _run(settings: Settings) -> Iterator[str]:
 
 def _data(settings: Settings) -> Iterator[str]:
     supervised = settings.algorithm.name == "sft"
+    if settings.data.folder is not None and not settings.data.folder.is_dir():
+        yield f"data.folder = {settings.data.folder}: no such folder; it holds local copies of known sets"
     if not settings.data.train:
         yield "data.train: names no data set; list at least one, such as [{path: problems.jsonl}]"
     for group, sets in (("train", settings.data.train), ("evaluation", settings.data.evaluation)):
         for place, one in enumerate(sets):
             key = f"data.{group}.{place}"
-            if os.path.isabs(one.path) and not Path(one.path).exists():
+            if one.path is None and not is_known(one):
+                name = f"name = {one.name!r} is none" if one.name else "there is no `name`"
+                yield (
+                    f"{key}.path: not given, and {name} of the known sets ({', '.join(KNOWN)}); "
+                    "give a file, a folder or a Hugging Face data set"
+                )
+            if one.path is not None and os.path.isabs(one.path) and not Path(one.path).exists():
                 yield f"{key}.path = {one.path}: no such file or folder"
             if supervised and group == "train" and one.fields.response is None:
                 yield f"{key}.fields.response: sft needs the column that holds the response to learn"
             if one.fields.answer is None and not (supervised and group == "train"):
                 yield f"{key}.fields.answer: null, but answers are graded against it; name the column"
-            elif one.fields.answer and "(" in one.fields.answer and not _COLUMN.match(one.fields.answer):
+            elif (
+                one.fields.answer
+                and "(" in one.fields.answer
+                and not ANSWER_FUNCTION.fullmatch(one.fields.answer)
+            ):
                 yield (
                     f"{key}.fields.answer = {one.fields.answer!r}: "
-                    "should be a column, last_box(column) or first(column)"
+                    "should be a column, last_box(column), first(column) or after_hashes(column)"
                 )
 
 

@@ -21,7 +21,7 @@ from megatron_meds.algorithms.mismatch import diverged
 from megatron_meds.algorithms.objective import policy_objective, token_arrays, weigh
 from megatron_meds.config import Settings
 from megatron_meds.data.loader import PromptLoader
-from megatron_meds.data.prompts import load_evaluation_prompts, load_training_prompts
+from megatron_meds.data.prompts import load_evaluation_prompts, load_training_prompts, places_of
 from megatron_meds.data.templates import Template, end_token_ids, load_tokenizer
 from megatron_meds.metrics import (
     Sums,
@@ -77,12 +77,13 @@ class Run(Workspace):
         self._tokenizer = load_tokenizer(folder)
         self._stop_ids = end_token_ids(self._tokenizer, folder)
         template = Template(settings.data.template, self._tokenizer)
+        places = places_of(settings.data)
         prompts, counts = load_training_prompts(
-            settings.data.train, template, settings.data.max_prompt_tokens
+            settings.data.train, template, settings.data.max_prompt_tokens, places
         )
         self.tracker.say(f"training prompts: {len(prompts)} ({counts})")
         self._evaluation = load_evaluation_prompts(
-            settings.data.evaluation, template, settings.data.max_prompt_tokens
+            settings.data.evaluation, template, settings.data.max_prompt_tokens, places
         )
         self._loader_of_prompts = PromptLoader(
             prompts, settings.data.prompts_per_step, settings.run.seed, settings.data.shuffle

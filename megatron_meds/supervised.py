@@ -10,7 +10,7 @@ from megatron_meds.actor.learning import MiniBatch
 from megatron_meds.algorithms.objective import spread, supervised_objective, weigh
 from megatron_meds.config import Settings
 from megatron_meds.data.loader import PromptLoader
-from megatron_meds.data.prompts import load_examples
+from megatron_meds.data.prompts import load_examples, places_of
 from megatron_meds.data.templates import Template, load_tokenizer
 from megatron_meds.rollout.dealing import cut_mini_batches, deal
 from megatron_meds.trajectory import Trajectory
@@ -27,7 +27,7 @@ def supervise(settings: Settings) -> None:
         template = Template(settings.data.template, load_tokenizer(settings.model.path))
         data = settings.data
         examples, counts = load_examples(
-            data.train, template, data.max_prompt_tokens, settings.rollout.max_tokens
+            data.train, template, data.max_prompt_tokens, settings.rollout.max_tokens, places_of(data)
         )
         work.tracker.say(f"examples: {len(examples)} ({counts})")
         loader = PromptLoader(examples, data.prompts_per_step, settings.run.seed, data.shuffle)

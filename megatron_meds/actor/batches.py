@@ -80,10 +80,28 @@ def input_length(trajectory: Trajectory) -> int:
 
 
 def plan_packed(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Bins of indexes whose lengths add up to at most `budget` (first fit, longest first).
+    """Bins of indexes whose lengths add up to at most `budget`: as few as first fit finds, evenly filled.
 
     A sequence longer than the budget gets a bin of its own.
     """
+    plan = _first_fit(lengths, budget)
+    if len(plan) < 2 or max(lengths) > budget:
+        return plan
+    # The smallest capacity that needs no more bins: a last bin with little in it would be padding where
+    # all rows get one length, and a bubble in the pipeline where they do not.
+    low, high = max(-(-sum(lengths) // len(plan)), max(lengths)), budget
+    while high - low > budget // 512:
+        capacity = (low + high) // 2
+        tighter = _first_fit(lengths, capacity)
+        if len(tighter) <= len(plan):
+            plan, high = tighter, capacity
+        else:
+            low = capacity + 1
+    return plan
+
+
+def _first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """First fit, longest first."""
     bins: list[list[int]] = []
     room: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
@@ -91,7 +109,7 @@ def plan_packed(lengths: Sequence[int], budget: int) -> list[list[int]]:
         place = next((k for k, free in enumerate(room) if free >= need), None)
         if place is None:
             bins.append([index])
-            room.append(budget - need)
+            room.append(capacity - need)
         else:
             bins[place].append(index)
             room[place] -= need
@@ -99,16 +117,30 @@ def plan_packed(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def plan_padded(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Bins of like lengths with rows x longest row at most `budget`; longest first."""
+    """Bins of like lengths with rows x longest row at most `budget`; longest first.
+
+    The cut of the sorted lengths that costs least: every token of the rectangles, and a sixteenth of the
+    budget for each bin. A sequence longer than the budget gets a bin of its own.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    cost, start = [0.0], [0]  # of the first n sequences; where the last bin of them begins
+    for end in range(1, len(order) + 1):
+        cheapest, begin = float("inf"), end - 1
+        for first in range(end - 1, -1, -1):
+            tokens = (end - first) * lengths[order[first]]
+            if tokens > budget and end - first > 1:
+                break  # with one more, still longer row it would not fit either
+            total = cost[first] + tokens + budget / 16
+            if total < cheapest:
+                cheapest, begin = total, first
+        cost.append(cheapest)
+        start.append(begin)
     bins: list[list[int]] = []
-    longest = 0
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if bins and (len(bins[-1]) + 1) * longest <= budget:
-            bins[-1].append(index)
-        else:
-            bins.append([index])
-            longest = lengths[index]
-    return bins
+    end = len(order)
+    while end:
+        bins.append(order[start[end] : end])
+        end = start[end]
+    return bins[::-1]
 
 
 def count_for(count: int, stages: int, interleaved: bool) -> int:
@@ -130,11 +162,14 @@ def make_micro_batches(
 
     Args:
         multiple: row lengths are multiples of this (sequence parallelism: the tensor size).
-        uniform: all micro-batches get one shape, so that pipeline stages need not exchange shapes.
+        uniform: packed rows all get one length, so that pipeline stages need not exchange shapes.
 
     Raises:
-        ValueError: a trajectory without prompt or response tokens, by its key.
+        ValueError: a trajectory without prompt or response tokens, by its key; `uniform` with padded
+            rows, whose one shape would be the most rows by the longest.
     """
+    if uniform and batching == "padded":
+        raise ValueError("padded micro-batches have shapes of their own: uniform is for packed ones")
     for trajectory in trajectories:
         if not trajectory.prompt.token_ids or not trajectory.response_ids:
             raise ValueError(f"sample {trajectory.key} has an empty prompt or response")
@@ -149,11 +184,7 @@ def make_micro_batches(
             _packed(rows, trajectories, common or total) for rows, total in zip(plan, totals, strict=True)
         ]
     widths = [_up(max(lengths[i] for i in rows), multiple) for rows in plan]
-    shape = (max(len(rows) for rows in plan), max(widths)) if uniform else None
-    return [
-        _padded(rows, trajectories, *(shape or (len(rows), width)))
-        for rows, width in zip(plan, widths, strict=True)
-    ]
+    return [_padded(rows, trajectories, len(rows), width) for rows, width in zip(plan, widths, strict=True)]
 
 
 def filler(shape: tuple[int, int], batching: Literal["packed", "padded"]) -> MicroBatch:

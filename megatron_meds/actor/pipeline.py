@@ -37,7 +37,7 @@ def micro_batches_for(
     ones (interleaved pipelines take a multiple of their stages). Collective over all ranks.
     """
     multiple = mesh.tensor_size if settings.layout.sequence else 1
-    uniform = mesh.device.type == "cuda"
+    uniform = mesh.device.type == "cuda" and settings.batching == "packed"
     batches = make_micro_batches(
         trajectories,
         budget=settings.tokens_per_micro_batch,

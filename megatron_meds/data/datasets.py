@@ -1,53 +1,31 @@
 """Rows of problems from JSON lines, Parquet, folders of both, or Hugging Face data sets by name.
 
-Finds question, answer and the other fields in whatever columns a set keeps them. Knows nothing of
-tokens, templates or the order in which problems are asked.
+Says what becomes of a set's rows: which are used, which are left out and counted. Where a set comes
+from is `known`, a row's columns are `fields`, copies of downloads `cache`. Knows nothing of tokens,
+templates or the order in which problems are asked.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from megatron_meds.data import cache
+from megatron_meds.data.fields import DataError, IncompleteRowError, Row, read_row
+from megatron_meds.data.known import Places, Request, find
 from megatron_meds.data.settings import DatasetSettings, FieldMap
-from megatron_meds.errors import UserError
 from megatron_meds.trajectory import prompt_id
-from megatron_meds.verify.boxed import last_boxed
+
+__all__ = ["Counts", "DataError", "IncompleteRowError", "Row", "load_rows", "read_row", "unique_rows"]
 
 SUFFIXES = (".jsonl", ".parquet")
 
-_FUNCTION = re.compile(r"(last_box|first)\((.+)\)")
-
-
-class DataError(UserError, ValueError):
-    """A data set that cannot be used as it is: names the file, the row and the key."""
-
-
-class IncompleteRowError(DataError):
-    """A row lacks a column of the field map, or leaves it empty."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One problem as text."""
-
-    question: str
-    answer: str
-    """Reference answer; empty where the field map has none."""
-    system: str | None = None
-    response: str | None = None
-    """What to learn (sft)."""
-    source: str = ""
-    """Label of its data set."""
-    place: str = ""
-    """File and row, for messages."""
-    extra: dict[str, object] = field(default_factory=dict, hash=False, compare=False)
-    """The row's other columns; the id column, if mapped, as `id`."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -55,9 +33,11 @@ class Counts:
     """What became of the rows of one or more data sets."""
 
     rows: int = 0
-    """Rows read, incomplete ones included."""
+    """Rows read, those left out included."""
     incomplete: int = 0
     """Left out because a field was missing or empty."""
+    filtered: int = 0
+    """Left out by the set's `where`."""
     duplicates: int = 0
     """Left out because an earlier row asks the same question."""
     conflicting: int = 0
@@ -66,11 +46,18 @@ class Counts:
     """Left out because the prompt (or response) has more tokens than allowed."""
     conflicts: list[str] = field(default_factory=list)
     """The first few conflicts in words."""
+    kept: dict[str, int] = field(default_factory=dict)
+    """Questions left after `unique_rows`, by the set that asks them first."""
+
+    def read(self) -> dict[str, int]:
+        """The three numbers that come of reading a set."""
+        return {"rows_read": self.rows, "incomplete": self.incomplete, "filtered": self.filtered}
 
     def __str__(self) -> str:
         notes = [
             f"{number:,} {what}"
             for number, what in (
+                (self.filtered, "left out by `where`"),
                 (self.incomplete, "incomplete rows left out"),
                 (self.duplicates, "duplicates left out"),
                 (self.conflicting, "questions with conflicting answers (the first counts)"),
@@ -78,54 +65,49 @@ class Counts:
             )
             if number
         ]
-        return ", ".join([f"{self.rows:,} rows", *notes])
+        text = ", ".join([f"{self.rows:,} rows", *notes])
+        if len(self.kept) < 2:
+            return text
+        return f"{text}; from {', '.join(f'{name} {number:,}' for name, number in self.kept.items())}"
 
 
-def load_rows(settings: DatasetSettings, counts: Counts | None = None) -> list[Row]:
+def load_rows(
+    settings: DatasetSettings, counts: Counts | None = None, places: Places | None = None
+) -> list[Row]:
     """Every row of a data set, in its order, duplicates included.
 
+    A public set comes from the copy that an earlier download left in `places.kept`, if there is one;
+    then no network is needed.
+
     Args:
-        counts: added to: `rows` and `incomplete`.
+        counts: added to: `rows`, `incomplete` and `filtered`.
+        places: local copies of known sets, and where downloads are kept; None: no folder, the default cache.
 
     Raises:
         DataError: no file, a file that is not valid, a row without a field of the field map (unless
-            `settings.incomplete` is `skip`), or a set without rows; names file, row and key.
+            `settings.incomplete` is `skip`), a set that cannot be downloaded, or one without rows; names
+            the set or file, row and key.
     """
     counts = counts if counts is not None else Counts()
-    rows = []
-    for place, columns in islice(_records(settings), settings.limit):
-        counts.rows += 1
-        try:
-            rows.append(read_row(columns, settings.fields, source=settings.label, place=place))
-        except IncompleteRowError:
-            if settings.incomplete == "error":
-                raise
-            counts.incomplete += 1
+    places = places if places is not None else Places()
+    try:
+        request = find(settings, places)
+    except ValueError as error:
+        raise DataError(str(error)) from None
+    if request.path is not None:
+        rows = list(islice(_usable(_local_records(request.path), request, counts), settings.limit))
+    else:
+        rows = _downloaded(request, counts, places)[: settings.limit]
     if not rows:
-        raise DataError(f"data set {settings.path}: has no usable row")
+        raise DataError(f"data set {request.path or request.hub}: has no usable row")
+    if request.problems and len(rows) not in request.problems:
+        _log.warning(
+            "data set %s: %d problems, where %d are known; another edition, or part of it?",
+            request.label,
+            len(rows),
+            request.problems[0],
+        )
     return rows
-
-
-def read_row(columns: Mapping[str, Any], fields: FieldMap, source: str = "", place: str = "row") -> Row:
-    """Pick the fields of one row out of its columns.
-
-    Raises:
-        IncompleteRowError: a mapped column is missing or empty.
-        DataError: a column holds something that is not text.
-    """
-    question, messages_system = _question(_column(columns, fields.question, place), fields.question, place)
-    extra = {key: value for key, value in columns.items() if key not in _used(fields)}
-    if fields.id is not None:
-        extra["id"] = _column(columns, fields.id, place)
-    return Row(
-        question=question,
-        answer=_answer(columns, fields.answer, place) if fields.answer else "",
-        system=_text(columns, fields.system, place) if fields.system else messages_system,
-        response=_text(columns, fields.response, place) if fields.response else None,
-        source=source,
-        place=place,
-        extra=extra,
-    )
 
 
 def unique_rows(rows: Iterable[Row], counts: Counts) -> list[Row]:
@@ -145,24 +127,101 @@ def unique_rows(rows: Iterable[Row], counts: Counts) -> list[Row]:
                     f"{earlier.place} answers {earlier.answer!r}, {row.place} answers {row.answer!r}"
                 )
     counts.conflicting += len(conflicting)
+    for row in first.values():
+        counts.kept[row.source] = counts.kept.get(row.source, 0) + 1
     return list(first.values())
+
+
+# --- rows of a request --------------------------------------------------------------------------------
+
+
+def _usable(
+    records: Iterable[tuple[str, Mapping[str, Any]]], request: Request, counts: Counts
+) -> Iterator[Row]:
+    """The rows that pass `where` and are complete; the others are counted."""
+    layout: FieldMap | None = None
+    for place, columns in records:
+        layout = layout or _layout(columns, request.layouts)
+        counts.rows += 1
+        if not _wanted(columns, request.where, place):
+            counts.filtered += 1
+            continue
+        try:
+            row = read_row(columns, layout, request.label, place, request.around)
+        except IncompleteRowError:
+            if not request.skip_incomplete:
+                raise
+            counts.incomplete += 1
+            continue
+        mended = request.errata.get(row.answer)
+        yield row if mended is None else replace(row, answer=mended)
+
+
+def _layout(columns: Mapping[str, Any], layouts: Sequence[FieldMap]) -> FieldMap:
+    """The first layout by which a set's first row can be read; the first of all where none can."""
+    for layout in layouts:
+        try:
+            read_row(columns, layout)
+        except DataError:
+            continue
+        return layout
+    return layouts[0]
+
+
+def _wanted(columns: Mapping[str, Any], where: Mapping[str, Sequence[str | int]], place: str) -> bool:
+    for key, values in where.items():
+        if key not in columns:
+            raise DataError(
+                f"{place}: has no column {key!r} for `where` (columns: {', '.join(map(str, columns))})"
+            )
+        if columns[key] not in values:
+            return False
+    return True
+
+
+def _downloaded(request: Request, counts: Counts, places: Places) -> list[Row]:
+    """The rows of a public set: from the copy kept here, else from the hub, which leaves a copy."""
+    file = cache.place(request, places.kept)
+    kept = cache.read(file, request.label)
+    if kept is None:
+        found = Counts()
+        try:
+            kept = cache.Kept(list(_usable(_hub_records(request), request, found)), **found.read())
+        except _unreachable() as error:
+            looked = ", ".join([*request.looked, f"{file} (an earlier download)"])
+            raise DataError(
+                f"data set {request.label}: neither here nor to be had. Looked at {looked}; then for "
+                f"{request.hub!r} among the Hugging Face data sets: {type(error).__name__}: {error}. Give a "
+                "file as its `path`, a folder with its file as data.folder, or run "
+                f"`megatron-meds data {request.label}` where there is a network and bring {places.kept} along"
+            ) from error
+        cache.write(file, kept)
+    counts.rows += kept.rows_read
+    counts.incomplete += kept.incomplete
+    counts.filtered += kept.filtered
+    return kept.rows
+
+
+def _unreachable() -> tuple[type[Exception], ...]:
+    """What `datasets` raises for a set that is not there or cannot be reached."""
+    import datasets.exceptions
+    import httpx
+
+    return OSError, httpx.HTTPError, datasets.exceptions.DatasetsError
 
 
 # --- records: (place, columns) of every row ----------------------------------------------------------
 
 
-def _records(settings: DatasetSettings) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    path = Path(settings.path)
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
-        if not files:
-            raise DataError(f"data set {path}: the folder holds no {' or '.join(SUFFIXES)} file")
-        for file in files:
-            yield from _file_records(file)
-    elif path.is_file() or path.suffix in SUFFIXES:
+def _local_records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if not path.is_dir():
         yield from _file_records(path)
-    else:
-        yield from _hub_records(settings)
+        return
+    files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
+    if not files:
+        raise DataError(f"data set {path}: the folder holds no {' or '.join(SUFFIXES)} file")
+    for file in files:
+        yield from _file_records(file)
 
 
 def _file_records(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -206,113 +265,11 @@ def _parquet_records(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 yield f"{file}, row {number}", columns
 
 
-def _hub_records(settings: DatasetSettings) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _hub_records(request: Request) -> Iterator[tuple[str, Mapping[str, Any]]]:
     import datasets
 
-    loaded = datasets.load_dataset(settings.path, settings.config, split=settings.split)
-    for number, columns in enumerate(loaded, 1):
-        yield f"{settings.path} ({settings.split}), row {number}", dict(columns)
-
-
-# --- fields ----------------------------------------------------------------------------------------
-
-
-def _used(fields: FieldMap) -> set[str]:
-    """Columns that need no second copy in `extra`."""
-    return {name for name in (fields.question, fields.answer, fields.system, fields.response) if name}
-
-
-def _column(columns: Mapping[str, Any], key: str, place: str) -> Any:
-    """What lies at a column; dots reach into nested ones, numbers into lists."""
-    if key in columns:
-        value = columns[key]
-    else:
-        value = columns
-        for part in key.split("."):
-            if isinstance(value, Mapping) and part in value:
-                value = value[part]
-            elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
-                value = value[int(part)]
-            else:
-                raise IncompleteRowError(
-                    f"{place}: has no column {key!r} (columns: {', '.join(map(str, columns))}); "
-                    "set the data set's `fields`, or `incomplete: skip`"
-                )
-    if value is None or value == "" or value == []:
-        raise _empty(place, key)
-    return value
-
-
-def _empty(place: str, key: str) -> IncompleteRowError:
-    return IncompleteRowError(
-        f"{place}: {key!r} is empty; mend the row, or set the data set's `incomplete: skip`"
+    loaded = datasets.load_dataset(
+        request.hub, request.config, split=request.split, revision=request.revision
     )
-
-
-def _text(columns: Mapping[str, Any], key: str, place: str) -> str:
-    value = _column(columns, key, place)
-    if not isinstance(value, str):
-        raise DataError(f"{place}: {key!r} holds a {type(value).__name__}, not text")
-    if not value.strip():
-        raise _empty(place, key)
-    return value
-
-
-def _question(value: Any, key: str, place: str) -> tuple[str, str | None]:
-    """(question, system message or None) of a text or of a list of messages."""
-    if isinstance(value, str):
-        if not value.strip():
-            raise _empty(place, key)
-        return value, None
-    if not isinstance(value, list) or not all(isinstance(m, Mapping) for m in value):
-        raise DataError(
-            f"{place}: {key!r} holds a {type(value).__name__}, neither text nor a list of messages"
-        )
-    contents = [(message.get("role"), message.get("content")) for message in value]
-    roles = [role for role, _ in contents]
-    if roles not in (["user"], ["system", "user"]):
-        raise DataError(
-            f"{place}: {key!r} holds messages of {roles}; "
-            "a prompt is one user message, after a system message or none"
-        )
-    for role, content in contents:
-        if not isinstance(content, str) or not content.strip():
-            raise IncompleteRowError(f"{place}: the {role} message of {key!r} has no text")
-    return contents[-1][1], contents[0][1] if len(contents) == 2 else None
-
-
-def _answer(columns: Mapping[str, Any], key: str, place: str) -> str:
-    """The reference answer as text, taken where the field says."""
-    call = _FUNCTION.fullmatch(key)
-    if call is None:
-        return _as_answer(_column(columns, key, place), key, place)
-    function, column = call.groups()
-    if function == "last_box":
-        boxed = last_boxed(_text(columns, column, place))
-        if boxed is None or not boxed.strip():
-            raise IncompleteRowError(
-                f"{place}: the last box of {column!r} is missing or empty; mend the row, "
-                "or set the data set's `incomplete: skip`"
-            )
-        return _as_answer(boxed, key, place)
-    entries = _column(columns, column, place)
-    if not isinstance(entries, list):
-        raise DataError(f"{place}: first({column}) needs a list, {column!r} holds a {type(entries).__name__}")
-    return _as_answer(entries[0], key, place)
-
-
-def _as_answer(value: Any, key: str, place: str) -> str:
-    """Text of an answer: whole numbers without a fraction (27.0 is `27`), one pair of enclosing `$` off."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        remedy = f"; take first({key})" if isinstance(value, list) else ""
-        raise DataError(f"{place}: {key!r} holds a {type(value).__name__}, neither text nor a number{remedy}")
-    if isinstance(value, float):
-        if value != value or value in (float("inf"), float("-inf")):
-            raise IncompleteRowError(f"{place}: {key!r} is {value}")
-        return str(int(value)) if value.is_integer() else repr(value)
-    text = str(value).strip()
-    if len(text) > 2 and text[0] == text[-1] == "$" and text.count("$") == 2:
-        text = text[1:-1].strip()
-    if not text:
-        raise _empty(place, key)
-    return text
+    for number, columns in enumerate(loaded, 1):
+        yield f"{request.hub} ({request.split}), row {number}", dict(columns)

@@ -11,13 +11,22 @@ from collections import Counter
 from collections.abc import Sequence
 
 from megatron_meds.data.datasets import Counts, DataError, Row, load_rows, unique_rows
-from megatron_meds.data.settings import DatasetSettings
+from megatron_meds.data.known import Places
+from megatron_meds.data.settings import DatasetSettings, DataSettings
 from megatron_meds.data.templates import Template
 from megatron_meds.trajectory import Prompt, Trajectory, prompt_id
 
 
+def places_of(settings: DataSettings) -> Places:
+    """Where these settings have sets looked for."""
+    return Places(settings.folder, settings.cache)
+
+
 def load_training_prompts(
-    sets: Sequence[DatasetSettings], template: Template, max_prompt_tokens: int
+    sets: Sequence[DatasetSettings],
+    template: Template,
+    max_prompt_tokens: int,
+    places: Places | None = None,
 ) -> tuple[list[Prompt], Counts]:
     """The questions of all sets, each once, in the order of the sets; those whose prompt has more
     than `max_prompt_tokens` tokens are left out.
@@ -26,7 +35,7 @@ def load_training_prompts(
         DataError: a set cannot be read, or nothing is left.
     """
     counts = Counts()
-    rows = unique_rows((row for one in sets for row in load_rows(one, counts)), counts)
+    rows = unique_rows((row for one in sets for row in load_rows(one, counts, places)), counts)
     prompts = _prompts(rows, template)
     kept = [prompt for prompt in prompts if len(prompt.token_ids) <= max_prompt_tokens]
     counts.too_long = len(prompts) - len(kept)
@@ -36,7 +45,10 @@ def load_training_prompts(
 
 
 def load_evaluation_prompts(
-    sets: Sequence[DatasetSettings], template: Template, max_prompt_tokens: int
+    sets: Sequence[DatasetSettings],
+    template: Template,
+    max_prompt_tokens: int,
+    places: Places | None = None,
 ) -> dict[str, list[Prompt]]:
     """Every row of every set, by the set's label. Nothing is left out, since the measure would change.
 
@@ -47,7 +59,7 @@ def load_evaluation_prompts(
     for one in sets:
         if one.label in found:
             raise DataError(f"data.evaluation: two sets are called {one.label!r}; give each a `name`")
-        rows = load_rows(one)
+        rows = load_rows(one, places=places)
         found[one.label] = _prompts(rows, template)
         for row, prompt in zip(rows, found[one.label], strict=True):
             if len(prompt.token_ids) > max_prompt_tokens:
@@ -59,7 +71,11 @@ def load_evaluation_prompts(
 
 
 def load_examples(
-    sets: Sequence[DatasetSettings], template: Template, max_prompt_tokens: int, max_response_tokens: int
+    sets: Sequence[DatasetSettings],
+    template: Template,
+    max_prompt_tokens: int,
+    max_response_tokens: int,
+    places: Places | None = None,
 ) -> tuple[list[Trajectory], Counts]:
     """Rows with a response as trajectories nobody sampled: end-of-text included, sampler
     log-probabilities NaN. A question may come with many responses; `sample` numbers them.
@@ -69,7 +85,7 @@ def load_examples(
         DataError: a set cannot be read, names no response column, or nothing is left.
     """
     counts = Counts()
-    rows = [row for one in sets for row in load_rows(one, counts)]
+    rows = [row for one in sets for row in load_rows(one, counts, places)]
     if any(row.response is None for row in rows):
         raise DataError("data.train: sft needs fields.response, the column that holds the response to learn")
     prompts = _prompts(rows, template)

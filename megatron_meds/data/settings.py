@@ -1,6 +1,6 @@
 """Settings of the data."""
 
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Literal
 
 from pydantic import Field
@@ -14,7 +14,8 @@ class FieldMap(Section):
     nested columns (`reward_model.ground_truth`), in every field."""
     answer: str | None = "answer"
     """Column of the reference answer. `last_box(column)` takes the last box of a solution text,
-    `first(column)` the first entry of a list. None: rows without an answer (sft)."""
+    `first(column)` the first entry of a list, `after_hashes(column)` what follows the last `####`.
+    None: rows without an answer (sft)."""
     id: str | None = None
     """Column of an id to show; the prompt id itself is the sha256 of the normalised question."""
     system: str | None = None
@@ -24,15 +25,21 @@ class FieldMap(Section):
 
 
 class DatasetSettings(Section):
-    path: str
-    """A .jsonl or .parquet file, a folder of them, or the name of a Hugging Face data set."""
-    split: str = "train"
-    """Split of a Hugging Face data set."""
-    config: str | None = None
-    """Configuration of a Hugging Face data set."""
+    path: str | None = None
+    """A .jsonl or .parquet file, a folder of them, or the name of a Hugging Face data set. None: `name` is
+    that of a known set."""
     name: str | None = None
-    """What to call the set in metrics and messages; None: the last part of `path`, less its suffix."""
+    """What to call the set in metrics and messages; None: the last part of `path`, less its suffix. A known
+    set's name (`megatron-meds data` lists them) says where it comes from and which fields it has."""
+    split: str | None = None
+    """Split of a Hugging Face data set; None: `train`, or the known set's own."""
+    config: str | None = None
+    """Configuration of a Hugging Face data set; None: its only one, or the known set's own."""
+    revision: str | None = None
+    """Commit or tag of a Hugging Face data set; None: the newest, or the known set's own."""
     fields: FieldMap = FieldMap()
+    where: dict[str, list[str | int]] = Field(default_factory=dict)
+    """Use only rows whose column holds one of the values, such as `{level: [Level 4, Level 5]}`."""
     limit: int | None = Field(default=None, ge=1)
     """Use only the first so many rows."""
     incomplete: Literal["error", "skip"] = "error"
@@ -41,7 +48,7 @@ class DatasetSettings(Section):
     @property
     def label(self) -> str:
         """`name`, or the last part of `path` less its suffix."""
-        return self.name or PurePath(self.path).stem
+        return self.name or PurePath(self.path or "unnamed").stem
 
 
 class TemplateSettings(Section):
@@ -62,6 +69,11 @@ class DataSettings(Section):
     """Training sets, joined; questions that appear twice are asked once."""
     evaluation: list[DatasetSettings] = Field(default_factory=list)
     """Held-out sets."""
+    folder: Path | None = None
+    """Local copies of known sets, each NAME.jsonl, NAME.parquet or NAME/SPLIT.*; looked at first."""
+    cache: Path | None = None
+    """Where downloaded sets are kept as Parquet, and found again without a network. None:
+    $MEGATRON_MEDS_CACHE, or megatron_meds in the user's cache folder."""
     template: TemplateSettings = TemplateSettings()
     prompts_per_step: int = Field(default=64, ge=1)
     """Prompts of one step, over all replicas (sft: examples)."""

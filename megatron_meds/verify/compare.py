@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from functools import lru_cache
 from typing import Any
 
@@ -32,6 +33,23 @@ _WARM_UP = (
 )
 
 
+_FUNCTIONS = "sin|cos|tan|cot|sec|csc|ln|log"
+_SPELLINGS = (
+    (re.compile(r"^\\approx(?![A-Za-z])\s*"), ""),
+    (re.compile(r"(?<=\d)(?:,\\!|\{,\}(?:\\!)?)(?=\d{3})"), ""),  # 29,\!322: thousands, not a list
+    (re.compile(r"\\phantom\s*(?:-|\{[^{}]*\})"), ""),
+    (re.compile(r"(\\[dt]?frac)\s*(\\(?:pi|theta|alpha|beta))(?![A-Za-z])"), r"\1{\2}"),
+    # a + b + c, \sin^2 t: the last letter is no unit
+    (re.compile(rf"([+\-*/=]\s*|\\(?:{_FUNCTIONS})(?:\^\{{?\d+\}}?)?\s+)([a-z])$"), r"\1{\2}"),
+    (re.compile(r"(?<=\d)\.(?=\s*[/*+\-])"), ""),  # 1./3
+    (re.compile(r"\b(?:np|numpy|math)\.(?=[a-z])"), r"\\"),  # np.arcsin(x)
+    (re.compile(r"_\s*(?:\{\s*\\(max|min|odot)\s*\}|\\(max|min|odot)(?![A-Za-z]))"), r"_{\1\2}"),
+    (re.compile(r"(?<![A-Za-z\\])E_(?:\{(\w+)\}|(\w))"), r"X_{E\1\2}"),  # a lone E is Euler's number
+)
+"""Spellings that math-verify's parser does not take, and ones of the same meaning that it does. They hold
+for answer and reference alike."""
+
+
 def equal(answer: str, gold: str) -> bool:
     """Whether math-verify finds the answer equal to the reference."""
     reference, decimals, digits = _reference(gold)
@@ -50,15 +68,18 @@ def parses(gold: str) -> bool:
 
 
 def clean(text: str) -> str:
-    """An answer without what stands around it: its box, `$`, closing full stops, white space."""
+    """An answer without what stands around it (its box, `$`, closing full stops and commas, white space),
+    and with what the parser stumbles over written as it takes it (`_SPELLINGS`)."""
     inner = last_boxed(text)
     text = text if inner is None else inner
     before = None
     while text != before:
         before = text
-        text = text.strip().rstrip(".").lstrip("$")
+        text = text.strip().rstrip(".,").lstrip("$")
         if text.endswith("$") and not text.endswith("\\$"):
             text = text[:-1]
+    for written, wanted in _SPELLINGS:
+        text = written.sub(wanted, text)
     return text
 
 
@@ -94,7 +115,10 @@ def _leading_zeros(expression: Any) -> int:
     """Zeros between the point and the first digit of a number; 0 for whatever is not a number."""
     if not getattr(expression, "is_number", False):  # matrices, sets and relations have none
         return 0
-    size = abs(complex(expression.evalf(5)))
+    parts = expression.doit().evalf(5).as_real_imag()  # doit: a percentage is an unevaluated product
+    if not all(part.is_Float or part.is_Integer for part in parts):
+        return 0
+    size = math.hypot(*map(float, parts))
     return max(0, -math.floor(math.log10(size)) - 1) if 0.0 < size < 1.0 else 0
 
 

@@ -43,6 +43,21 @@ def test_padded_plans_hold_every_sequence_once_within_the_budget(sizes, budget):
     assert all(len(rows) == 1 or len(rows) * max(sizes[i] for i in rows) <= budget for rows in plan)
 
 
+@pytest.mark.parametrize(
+    ("count", "budget", "median"), [(256, 16384, 1500), (256, 2048, 75), (64, 16384, 900)]
+)
+def test_little_of_a_micro_batch_is_padding(count, budget, median):
+    """Real are more than 0.98 of packed tokens, even where all rows get one length, and 0.9 of padded."""
+    random = np.random.default_rng(count)
+    sizes = np.clip(random.lognormal(np.log(median), 0.8, count), 20, budget // 2).astype(int).tolist()
+    packed = plan_packed(sizes, budget)
+    assert len(packed) <= -(-sum(sizes) // budget) + 1
+    longest = max(sum(sizes[i] for i in rows) for rows in packed)
+    assert sum(sizes) / (len(packed) * longest) > 0.98
+    padded = plan_padded(sizes, budget)
+    assert sum(sizes) / sum(len(rows) * max(sizes[i] for i in rows) for rows in padded) > 0.9
+
+
 @given(st.integers(0, 50), st.integers(1, 8), st.booleans())
 def test_counts_are_at_least_one_and_a_multiple_of_interleaved_stages(count, stages, interleaved):
     total = count_for(count, stages, interleaved)
@@ -62,6 +77,7 @@ def test_counts_are_at_least_one_and_a_multiple_of_interleaved_stages(count, sta
 def test_each_response_token_is_predicted_once_from_the_token_before_it(
     shapes, batching, budget, multiple, uniform
 ):
+    uniform = uniform and batching == "packed"
     trajectories = [trajectory(p, r, seed=i) for i, (p, r) in enumerate(shapes)]
     batches = make_micro_batches(
         trajectories, budget=budget, batching=batching, multiple=multiple, uniform=uniform
@@ -101,6 +117,11 @@ def test_gather_and_scatter_are_inverse():
     back = batch.scatter(batch.gather(values))
     for index, wanted in enumerate(values):
         np.testing.assert_array_equal(back[index], wanted)
+
+
+def test_padded_rows_keep_shapes_of_their_own():
+    with pytest.raises(ValueError, match="uniform is for packed"):
+        make_micro_batches([trajectory(2, 3)], budget=10, batching="padded", uniform=True)
 
 
 def test_an_empty_response_is_refused_by_name():

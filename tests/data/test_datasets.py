@@ -50,13 +50,14 @@ def test_a_data_set_is_loaded_by_name_through_datasets(tmp_path, monkeypatch):
 
     asked = []
 
-    def load_dataset(path, config, split):
-        asked.append((path, config, split))
+    def load_dataset(path, config, split, revision):
+        asked.append((path, config, split, revision))
         return datasets.Dataset.from_list(ROWS[:1])
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    rows = load("someone/sums", config="easy", split="test")
-    assert asked == [("someone/sums", "easy", "test")]
+    monkeypatch.setenv("MEGATRON_MEDS_CACHE", str(tmp_path))
+    rows = load("someone/sums", config="easy", split="test", revision="abc")
+    assert asked == [("someone/sums", "easy", "test", "abc")]
     assert (rows[0].question, rows[0].answer, rows[0].source) == ("1+1", "2", "sums")
 
 
