@@ -20,7 +20,8 @@ class ModelSettings(Section):
     """Keep the reference in host memory between score passes (GPU)."""
     attention: Literal["auto", "sdpa", "te"] = "auto"
     """`te`: transformer-engine's attention and layers; `sdpa`: megatron's local layers over torch's
-    scaled_dot_product_attention; `auto`: `te` where transformer-engine and a GPU are, else `sdpa`."""
+    scaled_dot_product_attention; `auto`: `te` where transformer-engine and a GPU are and the precision
+    is bf16, else `sdpa`."""
 
 
 class LayoutSettings(Section):
