@@ -167,7 +167,9 @@ def test_a_rank_that_fails_to_write_stops_all_and_is_named(tmp_path):
     assert "/resume" not in paths
 
 
-@pytest.mark.parametrize("path", ["/pause", "/start_weight_update", "/update_weights", "/finish_weight_update"])
+@pytest.mark.parametrize(
+    "path", ["/pause", "/start_weight_update", "/update_weights", "/finish_weight_update"]
+)
 def test_a_server_that_fails_is_named_on_every_rank(tmp_path, path):
     with ReceivingServer(tmp_path, fails_at=path) as server:
         results = on_ranks(lambda ranks: open_sync(server, ranks, Parts(ranks.rank, 1), 64).push(1))

@@ -3,8 +3,8 @@
     python tools/benchmarks/receiver.py --port 8000 --model FOLDER
 
 Answers the calls of a sync and `/weight_checker`, with digests by Hugging Face name. Other arguments
-of vLLM's server are taken and not looked at, so that it can stand in its place. It says how long it
-was at work (`/stats`), and can be told not to copy the weights out (`/read`).
+of vLLM's server are taken and not looked at, so that it can stand in its place. It counts
+what it copies out (`/stats`), and can be told not to (`/read`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 import hashlib
 import json
 import os
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,6 @@ class Receiver:
     def __init__(self, folder: Path) -> None:
         self.version = "default"
         self.reads = True
-        self.map_seconds = self.read_seconds = 0.0
         self.bytes = 0
         self.weights: dict[str, torch.Tensor] = {}
         self._memory: SharedMemory | None = None
@@ -45,21 +43,18 @@ class Receiver:
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Map the sender's buffer."""
-        started = time.perf_counter()
         if self._memory is not None:
             self._memory.close()
         names, shapes = init_info["names"], map(tuple, init_info["shapes"])
         rows = zip(names, shapes, init_info["dtypes"], init_info["nbytes"], strict=True)
         self._plan = make_plan([Entry(*row) for row in rows], init_info["bucket_bytes"])
         self._memory = SharedMemory.attach(init_info["path"], init_info["size"])
-        self.map_seconds += time.perf_counter() - started
 
     def update_weights(self, update_info: dict[str, int]) -> None:
         """Copy a bucket out, each tensor to where it was before."""
         assert self._memory is not None, "init_weight_transfer_engine comes first"
         if not self.reads:
             return
-        started = time.perf_counter()
         for place in self._plan.buckets[update_info["bucket"]]:
             source = place_in(self._memory.bytes, place)
             held = self.weights.get(place.name)
@@ -69,7 +64,6 @@ class Receiver:
             self.bytes += held.nbytes
             if place.name == os.environ.get(SPOILS):
                 held.view(-1)[0] += 1
-        self.read_seconds += time.perf_counter() - started
 
     def finish_weight_update(self, weight_version: str) -> None:
         """The version of what has come."""
@@ -85,9 +79,8 @@ class Receiver:
         return {"checksums": {f"dp0:pp0:pcp0:tp0:{n}": _digest(t) for n, t in self.weights.items()}}
 
     def read(self, wanted: bool) -> None:
-        """Whether buckets are copied out; starts the statistics anew."""
+        """Whether buckets are copied out; starts the count anew."""
         self.reads = wanted
-        self.map_seconds = self.read_seconds = 0.0
         self.bytes = 0
 
     def status(self) -> dict[str, Any]:
@@ -96,8 +89,6 @@ class Receiver:
             "success": True,
             "weight_version": self.version,
             "world_size": 1,
-            "map_seconds": self.map_seconds,
-            "read_seconds": self.read_seconds,
             "bytes": self.bytes,
         }
 

@@ -61,7 +61,6 @@ class Measured:
     received_seconds: float
     gathered_seconds: float
     first_seconds: float
-    map_seconds: float
     server_seconds: float | None = None
 
 
@@ -205,7 +204,6 @@ def rank_main(job: dict[str, Any]) -> None:
             "received_seconds": received,
             "ours_seconds": ours,
             "gathered_seconds": gathered,
-            "map_seconds": told("stats").get("map_seconds", 0.0),
         }
     if mesh.is_sender:
         Path(job["result"]).write_text(json.dumps({"model_bytes": size, **found}))
