@@ -27,9 +27,11 @@ def config(tiny, tmp_path) -> Path:
     return path
 
 
-def check_sync(config: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+def check_sync(
+    config: Path, *arguments: str, launcher: tuple[str, ...] = (), **environment: str
+) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "megatron_meds.cli.main", "check-sync", str(config), *arguments],
+        [sys.executable, *launcher, "-m", "megatron_meds.cli.main", "check-sync", str(config), *arguments],
         capture_output=True,
         text=True,
         timeout=400,
@@ -72,8 +74,10 @@ def test_a_real_server_holds_the_actor_s_weights_after_each_sync(config, vllm_se
     assert not list(folder.glob("check_sync/export*"))
 
 
-def test_two_servers_and_one_that_joins_again_hold_them_too(config, receivers):
-    result = check_sync(config, receivers, "rollout.server.count=2", "--rejoin", "--no-outputs")
+def test_two_servers_and_one_that_joins_again_hold_them_too_under_an_outer_torchrun(config, receivers):
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    options = ("rollout.server.count=2", "--rejoin", "--no-outputs")
+    result = check_sync(config, receivers, *options, launcher=torchrun)
     assert result.returncode == 0, result.stdout + result.stderr
     found = rows(result.stdout)
     assert [row[0] for row in found] == ["sync 1"] * 2 + ["sync 2"] * 2 + ["restart"] * 2

@@ -53,4 +53,5 @@ def _columns(layer: torch.nn.Module, weight: torch.Tensor) -> int:
     """Width of the layer's input on this worker."""
     if weight.numel():
         return weight.shape[1]
-    return int(layer.__dict__.get("input_size_per_partition", layer.__dict__.get("input_size")))
+    cut = "input_size_per_partition" in layer.__dict__  # a replicated layer is not
+    return layer.__dict__["input_size_per_partition" if cut else "input_size"]
