@@ -86,6 +86,25 @@ def find_faults(settings: Settings, job: Job) -> Iterator[str]:
         yield from _reward(settings)
 
 
+def find_reference_faults(settings: Settings, job: Job, rejoin: bool) -> Iterator[str]:
+    """What `check-sync` cannot do with settings that are fit for training."""
+    if settings.algorithm.name == "sft":
+        yield "algorithm.name = sft: supervised training has no servers whose weights could be checked"
+        return
+    server, present = settings.rollout.server, machine.gpus()
+    if server.placement != "external":
+        return  # the servers make room for the one they are compared with
+    if rejoin:
+        yield "rollout.server.placement = external: --rejoin starts a server again, and these are not ours"
+    taken = job.ranks_per_node + server.tensor_parallel
+    if device(settings) == "cuda" and server.devices is None and 0 < present < taken:
+        yield (
+            f"rollout.server.devices: the server to compare external ones with needs "
+            f"{server.tensor_parallel} GPUs beside the actor's {job.ranks_per_node}, there are {present}; "
+            "name free ones, or lower the actor's layout"
+        )
+
+
 def _ranks(settings: Settings, job: Job) -> Iterator[str]:
     layout = settings.actor.layout
     size = model_ranks(layout)

@@ -36,7 +36,7 @@ from megatron_meds.rewards.divergence import add_kl
 from megatron_meds.rewards.form import in_loss
 from megatron_meds.rollout.client import Client
 from megatron_meds.rollout.sampler import Sampler, StepSamples
-from megatron_meds.rollout.server import Servers
+from megatron_meds.serving import start_servers
 from megatron_meds.tracking.samples import sample_rows
 from megatron_meds.trajectory import Prompt, RewardLedger, Trajectory
 from megatron_meds.verify import Grader
@@ -107,29 +107,9 @@ class Run(Workspace):
 
     def _start_servers(self) -> None:
         settings, mesh = self.settings, self.mesh
-        self._servers: Servers | None = None
         transport = checks.transport(settings)
-
-        def start() -> None:
-            if mesh.local_rank == 0:
-                self.tracker.say("starting vLLM")
-                self._servers = self.stack.enter_context(
-                    Servers.start(
-                        settings.rollout.server,
-                        settings.model.path,
-                        run_dir=settings.run.folder,
-                        max_model_len=settings.data.max_prompt_tokens + settings.rollout.max_tokens,
-                        dtype="bfloat16" if self.policy.is_bf16 else "float32",
-                        device="cuda" if mesh.device.type == "cuda" else "cpu",
-                        transport=transport,
-                        seed=settings.run.seed,
-                        first_device=mesh.local_size,
-                    )
-                )
-
-        together(start, "the rollout servers did not start", mesh.all_gather)
-        mine = self._servers.urls if self._servers is not None else []
-        urls = list(dict.fromkeys(url for part in mesh.all_gather(mine) for url in part))
+        self.tracker.say("starting vLLM")
+        self._servers, urls = start_servers(settings, mesh, self.policy, self.stack, settings.run.folder)
         self._client = (
             Client(urls, settings.rollout, vocabulary=self.policy.shape.vocab, stop_token_ids=self._stop_ids)
             if mesh.is_head

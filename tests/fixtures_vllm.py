@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from megatron_meds.rollout.client import ENDPOINT, Client, Request, Sample, parse_samples
+from megatron_meds.rollout.client import Client, Sample
 from megatron_meds.rollout.server import Servers
 from megatron_meds.rollout.settings import RolloutSettings, ServerSettings
 from megatron_meds.weights.settings import WeightsSettings
@@ -47,12 +46,8 @@ class VllmServer:
         return client
 
     def greedy(self, prompt_ids: list[int], tokens: int) -> Sample:
-        """The likeliest continuation, which the client of a training run cannot ask for."""
-        body = self.client(max_tokens=tokens).body(Request(prompt_ids, 1))
-        body["sampling_params"] |= {"temperature": 0.0, "stop_token_ids": [], "ignore_eos": True}
-        answer = httpx.post(self.urls[0] + ENDPOINT, json=body, timeout=120, trust_env=False)
-        answer.raise_for_status()
-        return parse_samples(answer.json())[0]
+        """The likeliest continuation."""
+        return self.client().greedy(prompt_ids, tokens)[0]
 
     def push(self, model: PreTrainedModel, bucket_mib: float = 256) -> WeightSync:
         """Give the server this model's weights, under a version of their own."""

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from megatron_meds import __version__
+from megatron_meds.cli.check_sync import check_sync
 from megatron_meds.cli.convert import convert
 from megatron_meds.cli.data import data
 from megatron_meds.cli.doctor import doctor
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(convert)
+app.command()(check_sync)
 app.command()(doctor)
 app.command()(data)
 

@@ -1,14 +1,21 @@
-"""Ranks that somebody else started: reads what torchrun or srun say about this process.
+"""Ranks that somebody else started: what torchrun or srun say about this process, and being such a rank.
 
-Knows environment variables only; imports no torch.
+Imports torch only for the work itself.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from megatron_meds.checks import Job
+    from megatron_meds.config import Settings
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,37 @@ def adopt(environ: MutableMapping[str, str] = os.environ) -> Rank | None:
         local_rank=int(environ["LOCAL_RANK"]),
         local_world_size=int(environ.get("LOCAL_WORLD_SIZE", world_size)),
     )
+
+
+def be_rank(
+    outer: Rank,
+    read: Callable[[], Settings],
+    task: Sequence[str] = ("train",),
+    check: Callable[[Settings, Job], None] | None = None,
+) -> None:
+    """Do the task as a rank that somebody else started. One rank of each node tells faults, others
+    keep still.
+
+    Args:
+        check: refuses settings that cannot work; None: as for training.
+    """
+    from megatron_meds import checks
+    from megatron_meds.cli.rank import perform
+    from megatron_meds.cli.torchrun import set_threads
+    from megatron_meds.errors import UserError
+
+    set_threads(outer.local_world_size)
+    speaks = outer.local_rank == 0
+    try:
+        settings = read()
+        (check or checks.check)(
+            settings, checks.Job(outer.world_size, outer.local_world_size, launcher=speaks)
+        )
+    except UserError:
+        if speaks:
+            raise
+        raise typer.Exit(2) from None
+    perform(settings, task[0], task[1:])
 
 
 def _from_slurm(environ: MutableMapping[str, str]) -> None:

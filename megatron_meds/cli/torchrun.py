@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from megatron_meds import machine
@@ -17,8 +18,10 @@ from megatron_meds.cli.rank import ERRORS_FOLDER
 from megatron_meds.config import Settings, dump
 
 
-def run_ranks(settings: Settings, world_size: int, entry: str = "megatron_meds.cli.rank") -> int:
-    """Run the module `entry` on `world_size` ranks, with the path of the settings as its argument.
+def run_ranks(
+    settings: Settings, world_size: int, entry: str = "megatron_meds.cli.rank", task: Sequence[str] = ()
+) -> int:
+    """Run the module `entry` on `world_size` ranks; its arguments are the settings' path and `task`.
 
     Returns the exit code: 0, that of the rank that failed first (128 + n if signal n ended it), or
     128 + n where signal n told this process to stop. The failing rank's error is printed once.
@@ -29,7 +32,7 @@ def run_ranks(settings: Settings, world_size: int, entry: str = "megatron_meds.c
         arguments = errors / "settings.yaml"
         arguments.write_text(dump(settings))
         os.environ[ERRORS_FOLDER] = folder
-        return _torchrun(world_size, entry, arguments, errors)
+        return _torchrun(world_size, [entry, str(arguments), *task], errors)
 
 
 def set_threads(ranks: int) -> None:
@@ -37,14 +40,14 @@ def set_threads(ranks: int) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, machine.cores() // ranks)))
 
 
-def _torchrun(world_size: int, entry: str, arguments: Path, errors: Path) -> int:
+def _torchrun(world_size: int, entry: list[str], errors: Path) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
     _quiet_torchrun()
     command = ["--standalone", "--nproc-per-node", str(world_size)]
-    command += ["--module", entry, str(arguments)]
+    command += ["--module", *entry]
     try:
         run(parse_args(command))
     except ChildFailedError as failed:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from megatron_meds.cli.outer import Rank
 
 
 def train(
@@ -28,13 +25,13 @@ def train(
     from megatron_meds.arithmetic import own_world_size
     from megatron_meds.checks import Job, check
     from megatron_meds.cli.dry_run import show
-    from megatron_meds.cli.outer import adopt
+    from megatron_meds.cli.outer import adopt, be_rank
     from megatron_meds.cli.torchrun import run_ranks
     from megatron_meds.config import load
 
     outer = adopt()
     if outer is not None and not dry_run:
-        _be_rank(outer, config, overrides or [])
+        be_rank(outer, lambda: load(config, overrides or []))
         return
     settings = load(config, overrides or [])
     job = (
@@ -45,23 +42,3 @@ def train(
         raise typer.Exit(run_ranks(settings, own_world_size(settings.actor.layout)))
     if outer is None or outer.rank == 0:
         show(settings, job)
-
-
-def _be_rank(outer: Rank, config: Path, overrides: list[str]) -> None:
-    """Train as a rank that somebody else started. One rank of each node tells faults, others keep still."""
-    from megatron_meds.checks import Job, check
-    from megatron_meds.cli.torchrun import set_threads
-    from megatron_meds.config import load
-    from megatron_meds.errors import UserError
-
-    set_threads(outer.local_world_size)
-    try:
-        settings = load(config, overrides)
-        check(settings, Job(outer.world_size, outer.local_world_size, launcher=outer.local_rank == 0))
-    except UserError:
-        if outer.local_rank == 0:
-            raise
-        raise typer.Exit(2) from None
-    from megatron_meds.train import train as run
-
-    run(settings)

@@ -203,6 +203,33 @@ class Client:
             },
         }
 
+    def greedy(self, prompt_ids: Sequence[int], tokens: int) -> list[Sample]:
+        """The likeliest `tokens` tokens after a prompt, past any end of text: of each server, for checks.
+
+        Raises:
+            GenerationError: a server does not answer, refuses, or holds other weights than `version`.
+        """
+        body = self.body(Request(list(prompt_ids), 1))
+        body["sampling_params"] |= {
+            "temperature": 0.0, "max_tokens": tokens, "stop_token_ids": [], "ignore_eos": True,
+        }  # fmt: skip
+        timeout = self.settings.request_timeout_seconds
+        found = []
+        for url in self.urls:
+            try:
+                answer = httpx.post(url + ENDPOINT, json=body, timeout=timeout, trust_env=False)
+            except httpx.TransportError as error:
+                raise GenerationError(f"server {url}: {type(error).__name__}: {error}") from error
+            if answer.status_code != httpx.codes.OK:
+                raise GenerationError(f"server {url} refuses: {answer.text[:1000]}")
+            (sample,) = parse_samples(answer.json())
+            if sample.weight_version != (-1 if self.version is None else self.version):
+                raise GenerationError(
+                    f"server {url} sampled with weights {sample.weight_version}, not {self.version}"
+                )
+            found.append(sample)
+        return found
+
     def _check(self, request: Request) -> None:
         if not request.prompt_ids:
             raise GenerationError(f"{request}: the prompt is empty")

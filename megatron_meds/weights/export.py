@@ -2,8 +2,10 @@
 
 All ranks of the first replica step through one iterator: tensor ranks gather each parameter on
 their first rank, which joins the shards and passes the tensors on to the *sender*, the first
-tensor rank of the last pipeline stage. Names, shapes, dtypes and order follow from the family
-table and are known without moving data. Knows nothing of what the sender does with the tensors.
+tensor rank of the last pipeline stage. Where all ranks can reach the place the tensors go to,
+each writes its own runs there instead, and nothing is gathered. Names, shapes, dtypes and order
+follow from the family table and are known without moving data. Knows nothing of what becomes of the
+tensors.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from megatron_meds.actor.shape import ModelShape
 from megatron_meds.weights.families import Cut, Entry, entries
 from megatron_meds.weights.files import TensorInfo
 from megatron_meds.weights.live import held_parameters
-from megatron_meds.weights.reshard import join
-from megatron_meds.weights.source import Source
+from megatron_meds.weights.reshard import join, pieces
+from megatron_meds.weights.source import Run, Source
 
 if TYPE_CHECKING:
     from vllm.distributed.weight_transfer.base import WeightSource
@@ -89,6 +91,28 @@ class LiveWeights:
                 if tensor is not None and ready is not None:
                     _hand_over(tensor, ready)
                 yield expected.name, tensor
+
+    def runs(self) -> Iterator[Run]:
+        """This rank's part of every tensor, as views of its parameters; no communication.
+
+        Over the ranks that take part, every element of the manifest's tensors comes exactly once.
+
+        Raises:
+            ValueError: the parameters contradict the family table.
+        """
+        if not self.takes_part:
+            return
+        for held in held_parameters(self._chunks, self.shape, self.mesh.tensor_size):
+            entry = held.entry
+            if held.copy or (entry.cut is Cut.REPLICATED and self.mesh.tensor_rank != 0):
+                continue
+            offset = 0
+            shard = held.parameter.detach()
+            for piece in pieces(entry, self.mesh.tensor_size, self.mesh.tensor_rank, held.vocabulary_rows):
+                part = shard.narrow(piece.dim, offset, len(piece))
+                offset += len(piece)
+                if len(piece):
+                    yield Run(entry.tensors[piece.tensor].name, piece.dim, piece.start, part)
 
     def _held(self) -> dict[Entry, torch.nn.Parameter]:
         held = held_parameters(self._chunks, self.shape, self.mesh.tensor_size)

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -32,6 +33,31 @@ class Source(Protocol):
     def tensors(self) -> Iterator[tuple[str, torch.Tensor | None]]:
         """A fresh pass. A collective of the ranks that hold the weights: each steps it to its end.
         The tensors are there on the sender only. Nothing comes on ranks that take no part."""
+        ...
+
+
+@dataclass(frozen=True)
+class Run:
+    """`tensor` is what rows (dim 0) or columns (dim 1) from `start` on of tensor `name` hold."""
+
+    name: str
+    dim: int
+    start: int
+    tensor: torch.Tensor
+
+
+@runtime_checkable
+class Scattered(Source, Protocol):
+    """A source whose ranks can each write their own part of every tensor, with no gathering."""
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether this rank holds any part."""
+        ...
+
+    def runs(self) -> Iterator[Run]:
+        """This rank's part: the ranks' runs together are every element of every tensor, once. No
+        communication. The tensors are views of the live weights, in the dtype in which they are held."""
         ...
 
 

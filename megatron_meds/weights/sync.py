@@ -29,10 +29,12 @@ MIB = 2**20
 
 
 class Sender(Protocol):
-    """A transport: `connect` once, and after a restart of a server; `send` for each sync."""
+    """A transport: `connect` once, and after a restart of a server; `send` for each sync, or `skip` on
+    the sender if the servers were not ready for it, because the other ranks have begun."""
 
     def connect(self) -> None: ...
     def send(self) -> None: ...
+    def skip(self, failure: Exception, /) -> None: ...
     def close(self) -> None: ...
 
 
@@ -80,7 +82,7 @@ class WeightSync:
         bucket = int(settings.bucket_mib * MIB)
         self._sender: Sender
         if transport == "shm":
-            self._sender = ShmSender(source, ranks.is_sender, self._control, bucket)
+            self._sender = ShmSender(source, ranks, self._control, bucket)
         else:
             self._sender = NcclSender(source, ranks.is_sender, self._control, bucket, address)
 
@@ -137,7 +139,7 @@ class WeightSync:
         self._control.within()
         failure = _failure_of(self._control.begin)
         if failure is not None:
-            Checked(self._source, is_sender=False).feed(lambda name, tensor: None)  # others are in the stream
+            self._sender.skip(failure)
         else:
             failure = _failure_of(self._sender.send) or _failure_of(self._control.end)
         if failure is not None:
@@ -210,6 +212,10 @@ class NcclSender:
             self._engine.send_weights()
         finally:
             self._stream.drain()
+
+    def skip(self, failure: Exception) -> None:
+        """Step through the stream, because the other ranks are in it."""
+        Checked(self._stream, is_sender=False).feed(lambda name, tensor: None)
 
     def close(self) -> None:
         """Leave the group."""

@@ -35,14 +35,13 @@ def test_version():
 
 def test_help_lists_the_commands_that_exist():
     text = command("--help").stdout
-    assert "train" in text
-    assert "doctor" in text
+    assert {"train", "check-sync", "convert", "doctor"} <= set(text.split())
 
 
 def test_help_and_dry_run_import_no_torch(tmp_path: Path):
     (tmp_path / "torch.py").write_text("raise AssertionError('torch was imported')")
     config = write_run(tmp_path / "run")
-    for arguments in (("train", "--help"), ("train", config, "--dry-run")):
+    for arguments in (("train", "--help"), ("check-sync", "--help"), ("train", config, "--dry-run")):
         result = command(*arguments, PYTHONPATH=str(tmp_path))
         assert result.returncode == 0, result.stderr
 
@@ -96,6 +95,19 @@ def test_of_outer_ranks_one_a_node_tells_the_faults(tmp_path: Path, local: str, 
     result = command("train", config, "actor.layout.pipeline=3", **launcher)
     assert result.returncode == 2
     assert bool(result.stderr) == speaks
+
+
+def test_check_sync_refuses_what_it_cannot_check_before_anything_starts(tmp_path: Path):
+    config = write_run(tmp_path / "run")
+    external = ["rollout.server.placement=external", "rollout.server.urls=[http://127.0.0.1:9]"]
+    result = command("check-sync", config, "algorithm.name=sft", "actor.layout.tensor=3")
+    assert result.returncode == 2
+    assert "error: algorithm.name = sft" in result.stderr
+    assert "actor.layout.tensor" in result.stderr
+    result = command("check-sync", config, *external, "--rejoin")
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: rollout.server.placement = external: --rejoin")
+    assert not (config.parent / "out").exists()
 
 
 def test_an_unknown_key_names_its_neighbour(tmp_path: Path):

@@ -16,6 +16,7 @@ from megatron_meds.actor.shape import ModelShape, read_model_config
 from megatron_meds.weights.export import LiveWeights
 from megatron_meds.weights.huggingface import load_weights, save_huggingface
 from megatron_meds.weights.live import held_parameters
+from megatron_meds.weights.perturb import perturb
 
 
 def build(
@@ -103,6 +104,22 @@ def export_twice(mesh: Mesh, folder: Path, factor: float) -> dict[str, object]:
         "sender": mesh.is_sender,
         "replica": mesh.replica,
     }
+
+
+def runs(mesh: Mesh, folder: Path) -> list[tuple[str, int, int, torch.Tensor]]:
+    """This rank's part of every tensor: (name, dim, start, values)."""
+    chunks, shape, _ = build(mesh, folder)
+    found = LiveWeights(chunks, shape, mesh).runs()
+    return [(run.name, run.dim, run.start, run.tensor.clone()) for run in found]
+
+
+def export_perturbed(mesh: Mesh, folder: Path, seed: int) -> dict[str, object]:
+    """The stream after a perturbation, and every parameter of this rank by entry and tensor rank."""
+    chunks, shape, _ = build(mesh, folder)
+    perturb(chunks, shape, mesh, seed)
+    held = held_parameters(chunks, shape, mesh.tensor_size)
+    parameters = [((h.entry.name, mesh.tensor_rank), h.parameter.detach().clone()) for h in held]
+    return {"tensors": export(LiveWeights(chunks, shape, mesh)), "parameters": parameters}
 
 
 def export_as(mesh: Mesh, folder: Path, precision: str, dtype: torch.dtype | None) -> dict[str, object]:

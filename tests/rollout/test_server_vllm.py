@@ -13,8 +13,11 @@ import httpx
 import psutil
 import pytest
 
+from megatron_meds.agreement import RankError
 from megatron_meds.rollout.client import Client, Request
 from megatron_meds.rollout.settings import RolloutSettings
+from megatron_meds.weights.check import differing, read_digests
+from megatron_meds.weights.control import ControlClient
 from megatron_meds.weights.settings import WeightsSettings
 from megatron_meds.weights.sync import WeightSync
 from tests.fixtures_vllm import log_probs, perturbed, source_of
@@ -76,9 +79,14 @@ def _served(url: str) -> int:
     return int(sum(float(x.rsplit(" ", 1)[1]) for x in lines if x.startswith("vllm:request_success_total")))
 
 
-def test_a_server_killed_in_the_middle_comes_back_and_nothing_is_lost_or_counted_twice(vllm_server):
+def test_a_server_killed_in_the_middle_comes_back_and_nothing_is_lost_or_counted_twice(
+    vllm_server, other_trainer
+):
     model = perturbed(vllm_server.model(), 12)
     vllm_server.push(model)
+    both = [vllm_server.urls[0], other_trainer[1]]
+    sync = WeightSync(WeightsSettings(), both, source_of(perturbed(model, 13)), OneRank(), transport="shm")
+    sync.connect()
     # Long responses, few at once: the server is killed after the first ones.
     client = vllm_server.client(max_tokens=200, concurrency=4)
     requests = [Request([5, 6 + i], 2, seed=100 * i) for i in range(16)]
@@ -100,6 +108,8 @@ def test_a_server_killed_in_the_middle_comes_back_and_nothing_is_lost_or_counted
     assert vllm_server.urls[0] in failure
     assert 4 <= sum(done) < len(requests)
     kept = [answer for answer in answers if answer is not None]
+    with pytest.raises(RankError, match=f"{both[0]} is not there"):
+        sync.push(1)
 
     assert vllm_server.servers.check() == [0]
     vllm_server.servers.restart(0)
@@ -109,6 +119,16 @@ def test_a_server_killed_in_the_middle_comes_back_and_nothing_is_lost_or_counted
     vllm_server.push(model)
     client.version = vllm_server.last_version
     assert client.generate(requests, answers, on_done) is None
+
+    # One trainer, two servers, one of them fresh: both get the weights, and hold the same.
+    sync.reconnect()
+    sync.push(2)
+    sync.close()
+    control = ControlClient(both, timeout=60)
+    old, again = read_digests(control)
+    assert control.versions() == ["2", "2"]
+    control.close()
+    assert differing(again, old) == []
 
     assert counted == [2] * len(requests)
     assert [a for a, was in zip(answers, done, strict=True) if was] == kept

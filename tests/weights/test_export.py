@@ -131,3 +131,20 @@ def test_vllm_can_drive_the_stream_by_tensor_and_by_layer(ranks, tiny):
         assert len(result["groups"]) == 6  # embedding, four layers, norm and head
         if result["sender"]:
             assert [shape for _, shape in result["streamed"]] == [shape for _, _, shape in result["metadata"]]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [*LAYOUTS.values(), {"tensor": 4}],
+    ids=[*LAYOUTS, "tp4, fewer key/value heads than ranks"],
+)
+def test_the_ranks_runs_are_every_element_of_every_tensor_once(layout, ranks, tiny):
+    folder = tiny("qwen2", kv_heads=2, heads=8)
+    results = ranks(4).run(f"{BODIES}:runs", layout=layout, folder=folder)
+    weights = stored(folder)
+    times = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+    for name, dim, start, part in (run for result in results for run in result):
+        assert torch.equal(weights[name].narrow(dim, start, part.shape[dim]), part), name
+        times[name].narrow(dim, start, part.shape[dim]).add_(1)
+    for name, count in times.items():
+        assert (count == 1).all(), name

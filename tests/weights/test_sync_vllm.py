@@ -7,6 +7,8 @@ import torch
 
 from megatron_meds.agreement import RankError
 from megatron_meds.rollout.client import Request
+from megatron_meds.weights import check
+from megatron_meds.weights.control import ControlClient
 from megatron_meds.weights.settings import WeightsSettings
 from megatron_meds.weights.sync import WeightSync
 from tests.fixtures_vllm import log_probs, perturbed, source_of
@@ -103,6 +105,56 @@ def test_a_tensor_the_server_cannot_take_is_named_in_time_and_the_next_push_mend
     assert "holds weights 'updating'" in refused
     vllm_server.push(model)
     assert_serves(vllm_server, model)
+
+
+def digests(server) -> check.Digests:
+    control = ControlClient(server.urls, timeout=60)
+    (found,) = check.read_digests(control)
+    control.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        (
+            "model.layers.2.mlp.up_proj.weight",
+            ["model.layers.2.mlp.gate_up_proj.weight (gate_proj, up_proj) differs"],
+        ),
+        ("model.layers.0.self_attn.o_proj.weight", ["model.layers.0.self_attn.o_proj.weight differs"]),
+        ("model.layers.3.self_attn.k_norm.weight", ["model.layers.3.self_attn.k_norm.weight differs"]),
+        (
+            "model.embed_tokens.weight",  # tied: the output layer holds it packed
+            ["model.embed_tokens.weight differs", "model.embed_tokens.weight as packed differs"],
+        ),
+    ],
+)
+def test_one_wrong_number_in_a_server_s_weights_is_found_and_its_tensor_named(vllm_server, name, named):
+    model = perturbed(vllm_server.model(), 6)
+    vllm_server.push(model)
+    right = digests(vllm_server)
+    vllm_server.push(model)
+    assert check.differing(digests(vllm_server), right) == []
+    with torch.no_grad():
+        model.get_parameter(name).view(-1)[-1] += 1e-3
+    vllm_server.push(model)
+    assert check.differing(digests(vllm_server), right) == named
+
+
+def test_greedy_outputs_of_other_weights_are_not_taken_for_the_model_s(vllm_server, tmp_path):
+    right, wrong = perturbed(vllm_server.model(), 7), perturbed(vllm_server.model(), 8)
+    right.save_pretrained(tmp_path)
+    vllm_server.push(right)
+    good = vllm_server.greedy(PROMPT, 16)
+    vllm_server.push(wrong)
+    bad = vllm_server.greedy(PROMPT, 16)
+    said = [[(one.token_ids, one.logprobs)] for one in (good, bad)]
+    equal, different = check.agreement(tmp_path, [PROMPT], said, tolerance=1e-3)
+    assert (equal.tokens, equal.wrong) == (16, 0)
+    assert equal.logprob < 1e-3
+    assert different.wrong > 0
+    generated = right.generate(torch.tensor([PROMPT]), max_new_tokens=16, do_sample=False, eos_token_id=None)
+    assert good.token_ids == generated[0, len(PROMPT) :].tolist()
 
 
 def test_versions_count_up_and_are_what_the_server_reports(vllm_server):

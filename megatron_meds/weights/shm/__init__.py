@@ -1,9 +1,9 @@
 """Weights through shared memory: the transport between an actor and servers on CPUs of one machine.
 
-The sender packs tensors into buckets of an anonymous memory file; the receiver, a vLLM
-weight-transfer engine that every vLLM worker loads as a plug-in, maps the same pages and loads
-them. What travels over HTTP is the list of tensors, once, and then "bucket k is there". Importing
-this package imports neither torch nor vLLM.
+The actor's ranks write tensors into buckets of an anonymous memory file, each rank its own part; the
+receiver, a vLLM weight-transfer engine that every vLLM worker loads as a plug-in, maps the same pages
+and loads them. What travels over HTTP is the list of tensors, once, and then "bucket k is there".
+Importing this package imports neither torch nor vLLM.
 """
 
 BACKEND = "shm"

@@ -20,6 +20,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
+from megatron_meds.weights.shm import digests
 from megatron_meds.weights.shm.memory import SharedMemory
 from megatron_meds.weights.shm.plan import Entry, Place, Plan, make_plan
 
@@ -73,6 +74,7 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        digests.install()
         self._memory: SharedMemory | None = None
         self._plan: Plan | None = None
         self._next = 0
