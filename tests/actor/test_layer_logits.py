@@ -82,7 +82,6 @@ def test_layer_logits_equal_those_of_hugging_face(ranks, tiny, reference, kind, 
         wanted = reference(kind)[final_norm]
         seen = set()
         for result in (r[number] for r in results):  # every rank of a replica knows the whole table
-            assert result["same"]
             np.testing.assert_allclose(
                 result["table"], wanted[result["rows"]], atol=1e-4, rtol=0, err_msg=f"{batching} {final_norm}"
             )
