@@ -7,7 +7,7 @@ N response tokens of a micro-batch.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,6 +33,9 @@ class MicroBatch:
     """Indexes of the trajectories, in the order of `select_N`; empty in a filler."""
     lengths: tuple[int, ...]
     """Response tokens of each of `rows`; they add up to N."""
+    starts: tuple[int, ...]
+    """Where the first response token of each of `rows` is predicted, in that same flattened order;
+    the next ones follow b places apart."""
     cu_seqlens: torch.Tensor | None
     """int32 [sequences + 1], always on the CPU: borders of the packed sequences; None where rows are
     padded."""
@@ -56,6 +59,7 @@ class MicroBatch:
             **moved,
             rows=self.rows,
             lengths=self.lengths,
+            starts=self.starts,
             cu_seqlens=self.cu_seqlens,
             max_seqlen=self.max_seqlen,
             real_tokens=self.real_tokens,
@@ -67,6 +71,16 @@ class MicroBatch:
             return torch.zeros(0, dtype=torch.float32, device=self.tokens_bs.device)
         joined = np.concatenate([per_trajectory[row] for row in self.rows]).astype(np.float32)
         return torch.from_numpy(joined).to(self.tokens_bs.device)
+
+    def places(self, tokens: Mapping[int, int]) -> dict[int, int]:
+        """Where chosen response tokens are predicted: trajectory index -> place in the flattened
+        [s * b] order of hidden states, for those of `tokens` (index -> token number) in this micro-batch."""
+        rows = self.tokens_bs.shape[0]
+        return {
+            row: start + tokens[row] * rows
+            for row, start in zip(self.rows, self.starts, strict=True)
+            if row in tokens
+        }
 
     def scatter(self, values_N: torch.Tensor) -> dict[int, np.ndarray]:
         """Cut [N] back into one fp32 array per trajectory index."""
@@ -195,14 +209,13 @@ def filler(shape: tuple[int, int], batching: Literal["packed", "padded"]) -> Mic
 def _packed(rows: Sequence[int], trajectories: Sequence[Trajectory], total: int) -> MicroBatch:
     tokens = np.zeros(total, dtype=np.int64)
     positions = np.zeros(total, dtype=np.int64)
-    borders, select, targets, used = [0], [], [], 0
+    borders, starts, targets, used = [0], [], [], 0
     for row in rows:
         trajectory = trajectories[row]
         ids = _input_ids(trajectory)
         tokens[used : used + len(ids)] = ids
         positions[used : used + len(ids)] = np.arange(len(ids))
-        start = used + len(trajectory.prompt.token_ids) - 1
-        select.append(np.arange(start, start + len(trajectory)))
+        starts.append(used + len(trajectory.prompt.token_ids) - 1)
         targets.append(np.asarray(trajectory.response_ids, dtype=np.int64))
         used += len(ids)
         borders.append(used)
@@ -214,10 +227,11 @@ def _packed(rows: Sequence[int], trajectories: Sequence[Trajectory], total: int)
     return MicroBatch(
         tokens_bs=torch.from_numpy(tokens)[None],
         positions_bs=torch.from_numpy(positions)[None],
-        select_N=_join(select),
+        select_N=_join([s + np.arange(len(t)) for s, t in zip(starts, targets, strict=True)]),
         targets_N=_join(targets),
         rows=tuple(rows),
-        lengths=tuple(len(trajectories[row]) for row in rows),
+        lengths=tuple(map(len, targets)),
+        starts=tuple(starts),
         cu_seqlens=torch.tensor(borders, dtype=torch.int32),
         max_seqlen=longest,
         real_tokens=used,
@@ -227,22 +241,24 @@ def _packed(rows: Sequence[int], trajectories: Sequence[Trajectory], total: int)
 def _padded(rows: Sequence[int], trajectories: Sequence[Trajectory], height: int, width: int) -> MicroBatch:
     tokens = np.zeros((height, width), dtype=np.int64)
     positions = np.tile(np.arange(width, dtype=np.int64), (height, 1))
-    select, targets, real = [], [], 0
+    starts, targets, real = [], [], 0
     for place, row in enumerate(rows):
         trajectory = trajectories[row]
         ids = _input_ids(trajectory)
         tokens[place, : len(ids)] = ids
-        start = len(trajectory.prompt.token_ids) - 1
-        select.append(np.arange(start, start + len(trajectory)) * height + place)
+        starts.append((len(trajectory.prompt.token_ids) - 1) * height + place)
         targets.append(np.asarray(trajectory.response_ids, dtype=np.int64))
         real += len(ids)
     return MicroBatch(
         tokens_bs=torch.from_numpy(tokens),
         positions_bs=torch.from_numpy(positions),
-        select_N=_join(select),
+        select_N=_join(
+            [start + np.arange(len(t)) * height for start, t in zip(starts, targets, strict=True)]
+        ),
         targets_N=_join(targets),
         rows=tuple(rows),
-        lengths=tuple(len(trajectories[row]) for row in rows),
+        lengths=tuple(map(len, targets)),
+        starts=tuple(starts),
         cu_seqlens=None,
         max_seqlen=width,
         real_tokens=real,

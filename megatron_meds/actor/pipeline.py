@@ -61,6 +61,7 @@ def run_schedule(
     loss: Callable[..., Any],
     *,
     forward_only: bool,
+    watch: Callable[[MicroBatch], None] | None = None,
 ) -> list[Any]:
     """Forward (and backward) through the pipeline.
 
@@ -68,6 +69,7 @@ def run_schedule(
         processor: turns hidden states into what `loss` reads; called on the last stage only.
         loss: `(micro_batch, output) -> object` when `forward_only`, else
             `-> (scalar to minimise, object)`.
+        watch: told of every micro-batch right before it enters a model chunk, on every stage.
 
     Returns:
         What `loss` returned for each micro-batch, in order; [] on other stages than the last.
@@ -79,6 +81,8 @@ def run_schedule(
 
     def forward_step(iterator, model):
         batch: MicroBatch = next(iterator)
+        if watch is not None:
+            watch(batch)
         output = model(
             batch.tokens_bs,
             batch.positions_bs,

@@ -12,6 +12,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.utils import get_model_config, unwrap_model
 
 from megatron_meds.actor import learning
+from megatron_meds.actor.layer_logits import FinalNorm
 from megatron_meds.actor.learning import MiniBatch, Objective
 from megatron_meds.actor.mesh import Mesh
 from megatron_meds.actor.model import build_model
@@ -68,8 +69,14 @@ class Policy:
         """The weights under their Hugging Face names, read from the live shards at each call."""
         return LiveWeights(self.bare, self.shape, self.mesh)
 
-    def score(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """Log-probabilities and entropies under the current weights. Collective."""
+    def score(
+        self,
+        trajectories: Sequence[Trajectory],
+        answer_tokens: Sequence[int | None] | None = None,
+        final_norm: FinalNorm = "last",
+    ) -> Scores:
+        """Log-probabilities and entropies under the current weights, and the layer logits of
+        `answer_tokens` where these are given (see `LayerLogits`). Collective."""
         return score(
             self.chunks,
             trajectories,
@@ -77,6 +84,8 @@ class Policy:
             self.mesh,
             vocabulary=self.shape.vocab,
             temperature=self.temperature,
+            answer_tokens=answer_tokens,
+            final_norm=final_norm,
         )
 
     def begin_step(self) -> float:
