@@ -106,6 +106,21 @@ def test_all_faults_are_raised_together(config: Path):
         (["algorithm.kl.term=reward"], ["algorithm.kl: without a coefficient"]),
         (["model.offload_reference=true"], ["model.offload_reference", "algorithm.kl.coefficient"]),
         (["model.reference=/nowhere"], ["model.reference = /nowhere", "*.safetensors"]),
+        (["meds.enabled=true", "meds.alpha=0"], ["meds.alpha = 0.0", "meds.target=none"]),
+        (["meds.enabled=true", "meds.beta=0"], ["meds.beta = 0.0", "meds.target=none"]),
+        (["meds.enabled=true", "meds.backend=cuml"], ["meds.backend = cuml", "auto or sklearn"]),
+        (["meds.enabled=true", "meds.feature_function=f"], ["meds.feature_function = 'f'", "module:name"]),
+        (
+            ["rollout.dynamic_sampling.keep_all_wrong=true", "meds.enabled=true"],
+            ["keep_all_wrong", "dynamic_sampling.enabled"],
+        ),
+        (
+            [
+                "rollout.dynamic_sampling={enabled: true, keep_all_wrong: true}",
+                "meds={enabled: true, target: right}",
+            ],
+            ["meds.target = right", "wrong or both"],
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_by_name_with_a_remedy(

@@ -15,6 +15,7 @@ from megatron_meds.cli.check_sync import check_sync
 from megatron_meds.cli.convert import convert
 from megatron_meds.cli.data import data
 from megatron_meds.cli.doctor import doctor
+from megatron_meds.cli.memory import memory
 from megatron_meds.cli.train import train
 from megatron_meds.errors import UserError
 
@@ -31,6 +32,7 @@ app.command()(convert)
 app.command()(check_sync)
 app.command()(doctor)
 app.command()(data)
+app.add_typer(memory, name="memory")
 
 
 def _print_version(wanted: bool) -> None:
