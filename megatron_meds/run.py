@@ -7,8 +7,9 @@ they need. Joins the parts and decides nothing that a part decides.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from megatron_meds.metrics import (
     describe_reference,
     describe_rewards,
 )
+from megatron_meds.mistakes import Mistakes
 from megatron_meds.rewards.compose import compose
 from megatron_meds.rewards.divergence import add_kl
 from megatron_meds.rewards.form import in_loss
@@ -57,6 +59,9 @@ class Run(Workspace):
         self._before: dict[str, float] = {}
         self._open_reference()
         self._load_data()
+        self._mistakes = (
+            Mistakes(settings.meds, self.mesh, self._decode, stack) if settings.meds.enabled else None
+        )
         self._start_servers()
         self.use(self._loader_of_prompts)
 
@@ -124,7 +129,7 @@ class Run(Workspace):
             mesh,
             client=self._client,
             grade=self._grader.grade if self._grader is not None else None,
-            decode=lambda ids: str(self._tokenizer.decode(ids, skip_special_tokens=True)),
+            decode=self._decode,
             draw=self._loader_of_prompts.next,
             resync=self._recover,
             seed=settings.run.seed,
@@ -156,18 +161,22 @@ class Run(Workspace):
             )
 
     def score(self, samples: StepSamples) -> None:
-        """Fill in log-probabilities and entropies, the reference's where there is one, on every rank of
-        the replica. Collective."""
+        """Fill in log-probabilities and entropies, the reference's where there is one, and layer logits
+        where mistakes are remembered, on every rank of the replica. Collective."""
         if self._reference is not None:
             found = self._reference.score(samples.trajectories).logprobs
             for trajectory, logprobs in zip(
                 samples.trajectories, self.mesh.broadcast_in_replica(found), strict=True
             ):
                 trajectory.reference_logprobs = logprobs
-        scores = self.policy.score(samples.trajectories)
+        tokens = self._mistakes.answer_tokens(samples.trajectories) if self._mistakes is not None else None
+        scores = self.policy.score(samples.trajectories, tokens, self.settings.meds.final_norm)
         known = self.mesh.broadcast_in_replica((scores.logprobs, scores.entropy))
         for trajectory, logprobs, entropy in zip(samples.trajectories, *known, strict=True):
             trajectory.logprobs, trajectory.entropy = logprobs, entropy
+        if scores.layer_logits is not None:
+            for trajectory, row in zip(samples.trajectories, scores.layer_logits, strict=True):
+                trajectory.layer_logits = row
         if self.mesh.is_head:
             self.metrics.ratio("score/real_tokens", scores.real_tokens, scores.tokens)
 
@@ -177,6 +186,8 @@ class Run(Workspace):
         advantages: list[np.ndarray] = []
         if self.mesh.is_head:
             ledger = compose(trajectories, self.settings.reward, self.settings.rollout.max_tokens)
+            if self._mistakes is not None:
+                self._mistakes.shape(ledger, trajectories, self.done + 1, self.metrics)
             kl = self.settings.algorithm.kl
             if kl.coefficient and kl.term == "reward":
                 add_kl(ledger, trajectories, kl)
@@ -212,7 +223,22 @@ class Run(Workspace):
             self._evaluate(0)
             self.log(0)
 
+    def write_checkpoint(self, folder: Path) -> None:
+        """The policy, and the memory of mistakes where there is one. Collective."""
+        super().write_checkpoint(folder)
+        if self._mistakes is not None:
+            self._mistakes.save(folder)
+
+    def read_checkpoint(self, folder: Path) -> None:
+        """The policy, and the memory of mistakes where there is one. Collective."""
+        super().read_checkpoint(folder)
+        if self._mistakes is not None and not self._mistakes.load(folder):
+            self.tracker.say(f"{folder} holds no memory of mistakes: they are remembered from here on")
+
     # --- help ----------------------------------------------------------------------------------------
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def _add_up_over_heads(self, numbers: np.ndarray) -> np.ndarray:
         return np.sum(self.mesh.gather_heads(numbers), axis=0)

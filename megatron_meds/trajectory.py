@@ -64,6 +64,9 @@ class Trajectory:
     """[T] fp32: the actor's log-probabilities before the update."""
     entropy: np.ndarray | None = None
     """[T] fp32: entropy of the actor's distribution at each response token, nats."""
+    layer_logits: np.ndarray | None = None
+    """[L] fp32: the LM head's logit of the answer's first token at every decoder layer; NaN without an
+    answer, None in a run that remembers no mistakes."""
     reference_logprobs: np.ndarray | None = None
     """[T] fp32: log-probabilities under the frozen reference policy; None where a run has none."""
 

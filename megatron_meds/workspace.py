@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
 
 from megatron_meds.actor.learning import MiniBatch, Objective
 from megatron_meds.actor.mesh import Mesh
@@ -78,7 +79,7 @@ class Workspace:
         self._loader = loader
         if self.checkpoint is None:
             return
-        load_state(self.policy, self.checkpoint)
+        self.read_checkpoint(self.checkpoint)
         saved = read_state(self.checkpoint)
         loader.load_state_dict(saved.state["loader"])
         self.checkpoints.restore_random(self.checkpoint)
@@ -129,9 +130,15 @@ class Workspace:
     def save(self, step: int) -> None:
         """Write the checkpoint of a step. Collective."""
         assert self._loader is not None  # `use` comes first
-        self.checkpoints.save(
-            step, lambda folder: save_state(self.policy, folder), {"loader": self._loader.state_dict()}
-        )
+        self.checkpoints.save(step, self.write_checkpoint, {"loader": self._loader.state_dict()})
+
+    def write_checkpoint(self, folder: Path) -> None:
+        """What a checkpoint holds besides counters and positions: the policy. Collective."""
+        save_state(self.policy, folder)
+
+    def read_checkpoint(self, folder: Path) -> None:
+        """The inverse of `write_checkpoint`. Collective."""
+        load_state(self.policy, folder)
 
     def log(self, step: int) -> None:
         """Add up the step's metrics over replicas and write them down."""

@@ -43,6 +43,7 @@ COLUMNS = (
     Column("truncated", ".1%", ("truncated",)),
     Column("entropy", ".3f", ("entropy", "update/entropy")),
     Column("KL", ".1e", ("update/kl_old",)),
+    Column("penalised", ".1%", ("meds/penalised_share",)),
     Column("KL ref", ".1e", ("reference/kl",), wide=True),
     Column("mismatch", ".1e", ("mismatch/kl",), wide=True),
     Column("clipped", ".2%", ("update/clip_fraction",), wide=True),
