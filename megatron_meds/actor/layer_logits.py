@@ -9,12 +9,13 @@ Letters: n samples, M of them looked at, L layers, H hidden, s x b the token row
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from megatron.core.utils import get_model_config, unwrap_model
@@ -52,7 +53,7 @@ class LayerLogits:
         Raises:
             ValueError: a token outside its response, by the sample's key.
         """
-        self._chunks: list[MegatronModule] = unwrap_model(list(chunks))  # type: ignore[assignment]
+        self._chunks: list[GPTModel] = unwrap_model(list(chunks))  # type: ignore[assignment]
         self._mesh = mesh
         self._final_norm = final_norm
         self._tokens = _checked(tokens, trajectories)
@@ -159,7 +160,7 @@ def _checked(tokens: Sequence[int | None], trajectories: Sequence[Trajectory]) -
 
 @torch.no_grad()
 def _head_rows(
-    chunks: Sequence[MegatronModule], ids: Sequence[int], mesh: Mesh, hidden: int
+    chunks: Sequence[GPTModel], ids: Sequence[int], mesh: Mesh, hidden: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The head's rows of `ids` [M, H] and the final norm's weight [H], fp32, on every stage.
 
@@ -167,16 +168,17 @@ def _head_rows(
     """
     rows = torch.zeros((len(ids) + 1, hidden), dtype=torch.float32, device=mesh.device)
     last = chunks[-1]
-    if last.post_process:  # type: ignore[union-attr]
+    if last.post_process:
         tied = last.share_embeddings_and_output_weights
-        weight_VH = last.shared_embedding_or_output_weight() if tied else last.output_layer.weight  # type: ignore[operator,union-attr]
+        weight_VH: Any = last.shared_embedding_or_output_weight() if tied else last.output_layer.weight
         local = torch.tensor(ids, dtype=torch.int64, device=mesh.device)
         local -= mesh.tensor_rank * weight_VH.shape[0]
         inside = (local >= 0) & (local < weight_VH.shape[0])
         found = weight_VH[local.clamp(0, weight_VH.shape[0] - 1)].float()
         rows[:-1] = found.masked_fill_(~inside[:, None], 0.0)
         dist.all_reduce(rows, group=parallel_state.get_tensor_model_parallel_group())
-        rows[-1] = last.decoder.final_layernorm.weight.float()  # type: ignore[union-attr]
+        norm: Any = last.decoder.final_layernorm
+        rows[-1] = norm.weight.float()
     if mesh.pipeline_size > 1:
         dist.broadcast(
             rows,
