@@ -11,19 +11,23 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from megatron_meds.meds import MistakeMemory
+
 ROOT = Path(__file__).parents[2]
-CONFIG = ROOT / "examples" / "tiny_reasoner" / "dapo.yaml"
+CONFIG = ROOT / "examples" / "tiny_reasoner" / "meds.yaml"
 SMALL = (
     "data.prompts_per_step=16",
     "algorithm.mini_batch_prompts=8",
     "rollout.samples_per_prompt=4",
     "rollout.dynamic_sampling.enabled=false",
     "rollout.server.max_num_seqs=64",
+    "data.train.0.limit=16",  # every step asks the same prompts, so that mistakes repeat
     "data.evaluation.0.limit=16",
     "run.evaluate_samples=1",
 )
@@ -108,6 +112,81 @@ def test_trajectories_are_kept_as_parquet(first_run):
     assert right and all(f"\\boxed{{{row['answer']}}}" in row["text"] for row in right)
 
 
+def remembered(folder: Path) -> list[dict]:
+    import pyarrow.parquet
+
+    (checkpoint,) = (folder / "checkpoints").glob("step_*")
+    return pyarrow.parquet.read_table(checkpoint / "memory").to_pylist()
+
+
+def sampled(folder: Path, step: int) -> dict[tuple[str, int], dict]:
+    import pyarrow.parquet
+
+    rows = pyarrow.parquet.read_table(folder / "trajectories" / f"step_{step:06d}.parquet").to_pylist()
+    return {(row["prompt_id"], row["sample"]): row for row in rows}
+
+
+def test_wrong_answers_are_remembered_by_the_layer_logits_of_hugging_face(first_run):
+    folder, _ = first_run
+    model = AutoModelForCausalLM.from_pretrained(CONFIG.parent / "model", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(CONFIG.parent / "model")
+    outputs: list[torch.Tensor] = []
+    for layer in model.model.layers:
+        layer.register_forward_hook(lambda _m, _i, out: outputs.append(out))
+    first = {(row["prompt_id"], row["sample"]): row for row in remembered(folder) if row["step"] == 1}
+    wrong = {
+        key for key, row in sampled(folder, 1).items() if not row["correct"] and "\\boxed{" in row["text"]
+    }
+    assert set(first) == wrong and len(wrong) > 5
+    for key, row in list(first.items())[:5]:
+        response = sampled(folder, 1)[key]
+        head = response["text"][: response["text"].rindex("{") + 1]
+        index = len(tokenizer(head, add_special_tokens=False)["input_ids"])  # one token a character
+        prompt, ids = response["prompt_ids"], response["response_ids"]
+        outputs.clear()
+        with torch.no_grad():
+            model(torch.tensor([prompt + ids]))
+            hidden = torch.stack([h.reshape(-1, h.shape[-1])[len(prompt) + index - 1] for h in outputs])
+            hidden[-1] = model.model.norm(hidden[-1])
+            logits = hidden @ model.lm_head.weight[ids[index]]
+        assert torch.allclose(torch.tensor(row["feature"]), logits[4:], atol=1e-3), key
+
+
+def test_a_mistake_costs_what_its_cluster_counted_before(first_run):
+    folder, _ = first_run
+    groups: dict[str, list[dict]] = {}
+    for row in remembered(folder):
+        groups.setdefault(row["prompt_id"], []).append(row)
+    wanted = {}
+    for prompt, rows in groups.items():
+        memory = MistakeMemory()
+        for step in (1, 2):
+            new = sorted((row for row in rows if row["step"] == step), key=lambda row: row["sample"])
+            features = np.array([row["feature"] for row in new], dtype=np.float32)
+            for row, size in zip(new, memory.visit(prompt, features), strict=True):
+                wanted[step, prompt, row["sample"]] = -min(0.1 * np.log(size + 1), 0.2)
+    found = {
+        (step, *key): row["reward/meds"]
+        for step in (1, 2)
+        for key, row in sampled(folder, step).items()
+        if (step, *key) in wanted or row["reward/meds"]
+    }
+    assert found == pytest.approx(wanted)
+    assert all(value == 0 for (step, *_), value in found.items() if step == 1)
+    second = [value for (step, *_), value in found.items() if step == 2]
+    assert min(second) < -0.05
+    row = metrics(folder)[2]
+    assert row["reward/meds"] == pytest.approx(sum(second) / 64)
+    assert row["meds/memory_rows"] == len(remembered(folder))
+
+
+def test_the_memory_of_a_run_is_shown(first_run):
+    folder, _ = first_run
+    command = [sys.executable, "-m", "megatron_meds.cli.main", "memory", "show", str(folder)]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert max(remembered(folder), key=lambda row: row["prompt_id"])["prompt_id"][:8] in shown
+
+
 def test_the_export_loads_in_transformers_and_differs_from_the_start(first_run):
     folder, _ = first_run
     model = AutoModelForCausalLM.from_pretrained(folder / "export", dtype=torch.float32)
@@ -121,8 +200,8 @@ def test_the_export_loads_in_transformers_and_differs_from_the_start(first_run):
         return_tensors="pt",
         return_dict=True,
     )["input_ids"]
-    answer = model.generate(ids, max_new_tokens=80, do_sample=False)
-    assert "\\boxed{" in tokenizer.decode(answer[0])
+    answer = model.generate(ids, max_new_tokens=20, do_sample=False)
+    assert "<think>\n3+4=7" in tokenizer.decode(answer[0])
 
 
 def test_a_finished_run_is_not_run_again(first_run):
