@@ -145,6 +145,8 @@ class _Check:
 
         The run's servers are stopped before: their GPUs are the reference's.
         """
+        self.sync.close()
+        self.mesh.barrier()
         if self.servers is not None:
             self.servers.stop()
         self.mesh.barrier()
