@@ -21,12 +21,6 @@ def is_right(response: str, gold: str) -> bool:
 
 
 def reward(trajectories: list[Trajectory]) -> list[float]:
-    """`reward.function`: 1 for the right last number, 0 for another, -0.5 for a response without any or
-    one that never came to an end."""
-    return [_reward(t) for t in trajectories]
-
-
-def _reward(trajectory: Trajectory) -> float:
-    if trajectory.truncated or last_number(trajectory.text) is None:
-        return -0.5
-    return float(is_right(trajectory.text, trajectory.prompt.answer))
+    """`reward.function`: 1 for the right last number and 0 for any other, less 0.5 where the response never
+    came to its end."""
+    return [is_right(t.text, t.prompt.answer) - 0.5 * t.truncated for t in trajectories]

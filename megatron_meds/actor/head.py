@@ -87,12 +87,14 @@ class _ChunkedHead(torch.autograd.Function):
             rows, inside = shard.local(targets_N[part])
             top = shard.reduce(logits.max(dim=-1).values, dist.ReduceOp.MAX)
             target = logits.gather(-1, rows[:, None])[:, 0].masked_fill(~inside, 0.0)
-            weights = logits.sub(top[:, None]).exp_()
-            sums = torch.stack([weights.sum(-1), torch.einsum("nv,nv->n", weights, logits), target])
+            below = logits.sub_(top[:, None])
+            weights = below.exp()
+            # A sum, not a dot product: over a real vocabulary that loses three digits in fp32.
+            sums = torch.stack([weights.sum(-1), below.mul_(weights).sum(-1), target])
             total, weighted, target = shard.reduce(sums, dist.ReduceOp.SUM)
             normaliser[part] = top + total.log()
             logprobs[part] = target - normaliser[part]
-            entropy[part] = normaliser[part] - weighted / total
+            entropy[part] = total.log() - weighted / total
         ctx.save_for_backward(hidden_NH, weight_VH, targets_N, normaliser, entropy)
         ctx.shard, ctx.temperature, ctx.chunk = shard, temperature, chunk
         return logprobs, entropy

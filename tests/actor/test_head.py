@@ -78,3 +78,15 @@ def test_no_tokens_give_no_values_and_zero_gradients():
     logp.sum().backward()
     assert logp.shape == (0,)
     assert weight.grad is not None and weight.grad.abs().max() == 0
+
+
+def test_entropy_over_a_real_vocabulary_keeps_its_digits():
+    torch.manual_seed(0)
+    hidden, weight = 3 * torch.randn(6, 64), 0.4 * torch.randn(49_152, 64)
+    targets = torch.arange(6)
+    logp, entropy = token_logprobs(
+        hidden, weight, targets, temperature=1.0, chunk=4, vocabulary=49_152, group=None
+    )
+    expected_logp, expected_entropy = _reference(hidden.double(), weight.double(), targets, 1.0, 49_152)
+    torch.testing.assert_close(logp.double(), expected_logp, atol=2e-5, rtol=0)
+    torch.testing.assert_close(entropy.double(), expected_entropy, atol=2e-5, rtol=0)

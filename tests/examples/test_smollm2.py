@@ -32,13 +32,14 @@ def test_the_last_number_of_a_response_counts(text, number):
     assert last_number(text) == number
 
 
-def test_the_reward_tells_right_wrong_and_no_answer_apart():
+def test_the_reward_tells_right_from_wrong_and_wants_an_end():
     def answered(text: str, finish: str = "stop") -> Trajectory:
         prompt = Prompt(id="p", question="What is 3 + 5?", token_ids=(1,), answer="8")
         return Trajectory(prompt, 0, [1], text, [0.0], finish, 0)
 
-    given = [answered("3 + 5 = 8"), answered("3 + 5 = 9"), answered("eight"), answered("8", "length")]
-    assert reward(given) == [1.0, 0.0, -0.5, -0.5]
+    given = [answered("3 + 5 = 8"), answered("3 + 5 = 9"), answered("eight")]
+    assert reward(given) == [1.0, 0.0, 0.0]
+    assert reward([answered("8, a", "length"), answered("9, a", "length")]) == [0.5, -0.5]
     assert is_right("3 + 5 = 8.0", "8") and not is_right("none", "8")
 
 

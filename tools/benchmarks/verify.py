@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import random
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -24,7 +26,8 @@ Pair = tuple[str, str]
 HOSTILE: dict[str, Callable[[int], str]] = {
     "endless power": lambda n: f"9^{{9^{{9^{{{n + 9}}}}}}}",
     "huge factorial": lambda n: f"({10**7 + n})!",
-    "memory": lambda n: f"\\sum_{{k=1}}^{{10^{{{9 + n % 3}}}}} k^{{k}}",
+    "huge sum": lambda n: f"\\sum_{{k=1}}^{{{10**9 + n}}} k^{{k}}",
+    "memory": lambda n: f"2^{{{10**11 + n}}}",
     "deep nesting": lambda n: "\\frac{1}{" * (3000 + n) + "2" + "}" * (3000 + n),
     "very long": lambda n: "+".join(str(n + k) for k in range(20_000)),
     "unclosed": lambda n: "\\sqrt{" * (500 + n),
@@ -79,58 +82,47 @@ def serially(pairs: list[Pair]) -> float:
     return time.perf_counter() - start
 
 
-def graded(pairs: list[Pair], workers: int, timeout: float) -> tuple[float, Counter[str], list[float]]:
-    """Seconds for all, verdicts by reason, and seconds of three further calls with one pair each."""
-    with Grader(workers=workers, timeout=timeout) as grader:
-        start = time.perf_counter()
-        verdicts = grader.grade(pairs)
-        seconds = time.perf_counter() - start
-        single = []
-        for response, gold in generated(3, seed=99):
-            start = time.perf_counter()
-            grader.grade([(response, gold)])
-            single.append(time.perf_counter() - start)
-    return seconds, Counter(v.reason for v in verdicts), single
+def grade(grader: Grader, pairs: list[Pair]) -> tuple[float, Counter[str]]:
+    """Seconds for all, and verdicts by reason."""
+    start = time.perf_counter()
+    verdicts = grader.grade(pairs)
+    return time.perf_counter() - start, Counter(v.reason for v in verdicts)
 
 
-def print_honest(pairs: list[Pair], timeout: float) -> dict[int, float]:
-    """The table without hostile answers; seconds by number of workers."""
+def print_tables(pairs: list[Pair], each: int, timeout: float, seed: int) -> None:
+    """What the grader gives and costs on honest answers; then what hostile ones add."""
+    hostile = {kind: [(f"\\boxed{{{make(n)}}}", "1") for n in range(each)] for kind, make in HOSTILE.items()}
+    every = [pair for bad in hostile.values() for pair in bad]
+    mixed = [*pairs, *every]
+    random.Random(seed).shuffle(mixed)
     base = serially(pairs)
     print("| graded by | seconds | answers/s | of serial | one answer alone |")
     print("|---|---|---|---|---|")
     print(f"| math-verify, serially in process | {base:.2f} | {len(pairs) / base:,.0f} | 1.00 | |")
-    found = {}
+    rows = []
     for workers in (1, 2):
-        seconds, _, single = graded(pairs, workers, timeout)
-        found[workers] = seconds
-        print(
-            f"| grader, {workers} worker{'s' * (workers > 1)} | {seconds:.2f} | {len(pairs) / seconds:,.0f} "
-            f"| {base / seconds:.2f} | {sorted(single)[1] * 1000:.1f} ms |"
-        )
-    return found
-
-
-def print_hostile(pairs: list[Pair], honest: dict[int, float], each: int, timeout: float, seed: int) -> None:
-    """What each kind of hostile answer costs, alone and all mixed among the honest ones."""
-    print(f"\n| {each} hostile answers among {len(pairs)} | more seconds, each | verdicts of the hostile |")
+        name = f"{workers} worker{'s' * (workers > 1)}"
+        with Grader(workers=workers, timeout=timeout) as grader:
+            alone, _ = grade(grader, pairs)
+            single = statistics.median(grade(grader, [pair])[0] for pair in generated(9, seed=99))
+            print(
+                f"| grader, {name} | {alone:.2f} | {len(pairs) / alone:,.0f} | {base / alone:.2f} "
+                f"| {single * 1000:.1f} ms |"
+            )
+            for kind, bad in hostile.items() if workers == 1 else ():
+                seconds, reasons = grade(grader, bad)
+                verdicts = ", ".join(f"{n} {reason}" for reason, n in reasons.most_common())
+                rows.append(f"| {kind}, {name} | {seconds / each:.2f} | {verdicts} |")
+            again, _ = grade(grader, pairs)  # references are parsed by now, in the mix as well
+            seconds, reasons = grade(grader, mixed)
+            killed, rate = reasons["timeout"] + reasons["crash"], len(mixed) / seconds
+            rows.append(
+                f"| all {len(every)} among {len(pairs)}, {name} | {(seconds - again) / len(every):.2f} "
+                f"| {killed} killed; {rate:,.0f} answers/s in all |"
+            )
+    print(f"\n| hostile answers, limit {timeout:g} s | more seconds, each | verdicts |")
     print("|---|---|---|")
-    every: list[Pair] = []
-    for kind, make in HOSTILE.items():
-        bad = [(f"\\boxed{{{make(n)}}}", "1") for n in range(each)]
-        every += bad
-        seconds, reasons, _ = graded(bad, 1, timeout)
-        verdicts = ", ".join(f"{n} {reason}" for reason, n in reasons.most_common())
-        print(f"| {kind} | {seconds / each:.2f} | {verdicts} |")
-    for workers, alone in honest.items():
-        mixed = [*pairs, *every]
-        random.Random(seed).shuffle(mixed)
-        seconds, reasons, _ = graded(mixed, workers, timeout)
-        killed = reasons["timeout"] + reasons["crash"]
-        more = (seconds - alone) / len(every)
-        print(
-            f"| all {len(every)}, {workers} worker{'s' * (workers > 1)} | {more:.2f} "
-            f"| {killed} killed; {len(mixed) / seconds:,.0f} answers/s in all |"
-        )
+    print("\n".join(rows))
 
 
 def main() -> None:
@@ -144,8 +136,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     pairs = read(arguments.responses) if arguments.responses else generated(arguments.count, arguments.seed)
-    honest = print_honest(pairs, arguments.timeout)
-    print_hostile(pairs, honest, arguments.hostile, arguments.timeout, arguments.seed)
+    logging.getLogger("megatron_meds").setLevel(logging.ERROR)  # timeouts are what is measured
+    print_tables(pairs, arguments.hostile, arguments.timeout, arguments.seed)
 
 
 if __name__ == "__main__":
