@@ -78,7 +78,8 @@ class BatchArithmetic:
     tokens: int
     """Tokens of a step."""
     micro_batches: int
-    """Micro-batches of an update on one replica."""
+    """Micro-batches of an update on one replica if all sequences have the most tokens; padded ones may be
+    more where lengths differ, since a row of its own then costs less than padding."""
 
 
 def batch_arithmetic(settings: Settings, world_size: int) -> BatchArithmetic:

@@ -22,6 +22,7 @@ from megatron_meds.algorithms.mismatch import diverged
 from megatron_meds.algorithms.objective import policy_objective, token_arrays, weigh
 from megatron_meds.config import Settings
 from megatron_meds.data.loader import PromptLoader
+from megatron_meds.data.overlap import find_overlap, without_overlap
 from megatron_meds.data.prompts import load_evaluation_prompts, load_training_prompts, places_of
 from megatron_meds.data.templates import Template, end_token_ids, load_tokenizer
 from megatron_meds.metrics import (
@@ -90,6 +91,10 @@ class Run(Workspace):
         self._evaluation = load_evaluation_prompts(
             settings.data.evaluation, template, settings.data.max_prompt_tokens, places
         )
+        if (overlap := find_overlap(prompts, self._evaluation)).asked:
+            drop = settings.data.overlap == "drop"
+            prompts = without_overlap(prompts, overlap) if drop else prompts
+            self.tracker.say(f"asked in training too: {overlap}{'; left out of it' if drop else ''}")
         self._loader_of_prompts = PromptLoader(
             prompts, settings.data.prompts_per_step, settings.run.seed, settings.data.shuffle
         )

@@ -97,7 +97,8 @@ def batch_table(settings: Settings, batch: BatchArithmetic) -> Table:
     table.add_row(
         "micro-batches",
         f"{batch.micro_batches:,}",
-        f"at most, an update and replica, of {settings.actor.tokens_per_micro_batch:,} tokens, "
+        f"{'at most' if settings.actor.batching == 'packed' else 'about'}, an update and replica, "
+        f"of {settings.actor.tokens_per_micro_batch:,} tokens, "
         f"{settings.actor.batching}",
     )
     return table
