@@ -3,11 +3,15 @@
 Takes rows (padded on the right, where causality alone keeps padding out) and packed sequences
 (cu_seqlens), with grouped queries. Knows no weights, no rotary embedding, no communication: a
 tensor rank's heads come in and go out. Made for the CPU, and serves a GPU without
-transformer-engine. Letters: s tokens of a row, b rows, t tokens of a pack, n query heads,
+transformer-engine, where torch's flash kernel takes a whole pack at once.
+
+Letters: s tokens of a row, b rows, t tokens of a pack, n query heads,
 g key/value heads, d head_dim.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -16,6 +20,19 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
+from torch.nn.attention.varlen import varlen_attn
+
+
+@dataclass
+class Pack(PackedSeqParams):
+    """Packed sequences whose `cu_seqlens_q` and `cu_seqlens_kv` are one tensor on the CPU.
+
+    Megatron-Core's unfused rotary code reads every border of it in every layer; on a GPU each of
+    these reads would wait for the device.
+    """
+
+    on_device: torch.Tensor | None = None
+    """The same borders on the device, int32; None: there is no other device."""
 
 
 class SdpaAttention(MegatronModule):
@@ -66,7 +83,8 @@ class SdpaAttention(MegatronModule):
         Args:
             query: [s, b, n, d], or [t, n, d] where packed; key and value with g heads alike.
             attention_mask: must be None: every mask here is causal.
-            packed_seq_params: borders of the packed sequences; they cover all t tokens.
+            packed_seq_params: borders of the packed sequences; they cover all t tokens. On a GPU it is
+                a `Pack`.
 
         Returns:
             [s, b, n * d], or [t, n * d].
@@ -77,6 +95,8 @@ class SdpaAttention(MegatronModule):
             rows = (x.permute(1, 2, 0, 3) for x in (query, key, value))
             return causal_attention(*rows, scale=self.softmax_scale).permute(2, 0, 1, 3).flatten(2)
         lengths = _lengths(packed_seq_params, query.shape[0])
+        if _has_flash_kernel(query):
+            return self._flash(query, key, value, packed_seq_params).flatten(1)
         # one split and one cat: their backwards touch each token once, a slice per sequence would not
         pieces = zip(*(x.split(lengths) for x in (query, key, value)), strict=True)
         attended = [
@@ -84,6 +104,26 @@ class SdpaAttention(MegatronModule):
             for piece in pieces
         ]
         return torch.cat([x[0].transpose(0, 1).flatten(1) for x in attended])
+
+    def _flash(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packed: PackedSeqParams
+    ) -> torch.Tensor:
+        if not isinstance(packed, Pack) or packed.on_device is None:
+            raise ValueError("attention sdpa on a GPU takes packed sequences as a Pack, with on_device set")
+        attended = varlen_attn(
+            query,
+            key,
+            value,
+            packed.on_device,
+            packed.on_device,
+            packed.max_seqlen_q,
+            packed.max_seqlen_kv,
+            scale=self.softmax_scale,
+            window_size=(-1, 0),  # causal
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        assert isinstance(attended, torch.Tensor)  # a tuple only where auxiliary results are asked for
+        return attended
 
 
 def causal_attention(
@@ -93,6 +133,12 @@ def causal_attention(
     return F.scaled_dot_product_attention(
         query, key, value, is_causal=True, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
     )
+
+
+def _has_flash_kernel(query: torch.Tensor) -> bool:
+    """Whether torch's flash attention takes it: half precision on a GPU, heads of up to 256."""
+    half = query.dtype in (torch.bfloat16, torch.float16)
+    return query.device.type == "cuda" and half and query.shape[-1] <= 256 and query.shape[-1] % 8 == 0
 
 
 def _lengths(packed: PackedSeqParams, tokens: int) -> list[int]:

@@ -34,7 +34,8 @@ class MicroBatch:
     lengths: tuple[int, ...]
     """Response tokens of each of `rows`; they add up to N."""
     cu_seqlens: torch.Tensor | None
-    """int32 [sequences + 1]: borders of the packed sequences; None where rows are padded."""
+    """int32 [sequences + 1], always on the CPU: borders of the packed sequences; None where rows are
+    padded."""
     max_seqlen: int
     """Longest sequence in tokens."""
     real_tokens: int
@@ -46,17 +47,16 @@ class MicroBatch:
         return self.tokens_bs.shape[0], self.tokens_bs.shape[1]
 
     def to(self, device: torch.device) -> MicroBatch:
-        """The same on another device."""
+        """The same on another device, but for `cu_seqlens`."""
         moved = {
             name: getattr(self, name).to(device, non_blocking=True)
             for name in ("tokens_bs", "positions_bs", "select_N", "targets_N")
         }
-        cu_seqlens = None if self.cu_seqlens is None else self.cu_seqlens.to(device)
         return MicroBatch(
             **moved,
             rows=self.rows,
             lengths=self.lengths,
-            cu_seqlens=cu_seqlens,
+            cu_seqlens=self.cu_seqlens,
             max_seqlen=self.max_seqlen,
             real_tokens=self.real_tokens,
         )

@@ -115,6 +115,10 @@ class _ChunkedHead(torch.autograd.Function):
                 grad -= grad_entropy[part, None] * prob * (logp + entropy[part, None])
             grad.scatter_add_(-1, rows[:, None], (grad_logprobs[part] * inside)[:, None])
             grad.div_(temperature)
-            grad_hidden[part] = torch.matmul(grad.to(weight_VH.dtype), weight_VH)
-            grad_weight.addmm_(grad.t(), hidden_NH[part].float())
+            grad = grad.to(weight_VH.dtype)  # tensor cores take bf16; chunks are added up in fp32
+            grad_hidden[part] = torch.matmul(grad, weight_VH)
+            if weight_VH.dtype is torch.float32:
+                grad_weight.addmm_(grad.t(), hidden_NH[part])
+            else:
+                grad_weight += torch.matmul(grad.t(), hidden_NH[part])
         return grad_hidden, grad_weight.to(weight_VH.dtype), None, None, None, None, None

@@ -7,6 +7,11 @@ is done: loading, gradient buffers and the optimizer come after it.
 from __future__ import annotations
 
 import importlib.util
+import logging
+import os
+import shutil
+import sysconfig
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -26,6 +31,8 @@ from megatron_meds.actor.mesh import Mesh
 from megatron_meds.actor.rotary import RestartingRotary, inverse_frequencies
 from megatron_meds.actor.settings import ActorSettings
 from megatron_meds.actor.shape import ModelShape, check_layout
+
+log = logging.getLogger(__name__)
 
 Attention = Literal["sdpa", "te"]
 
@@ -49,24 +56,30 @@ def build_model(
     faults = list(check_layout(shape, mesh.layout))
     if faults:
         raise ValueError("\n".join(faults))
-    kind = pick_attention(attention, mesh)
+    kind = pick_attention(attention, settings, mesh)
     config = make_config(shape, settings, kind, mesh)
     model_parallel_cuda_manual_seed(seed + 100 * mesh.pipeline_rank, force_reset_rng=True)
     return [_build_chunk(shape, config, kind, mesh, chunk) for chunk in range(mesh.virtual)]
 
 
-def pick_attention(attention: str, mesh: Mesh) -> Attention:
-    """`auto` is transformer-engine where it and a GPU are, else torch's attention.
+def pick_attention(attention: str, settings: ActorSettings, mesh: Mesh) -> Attention:
+    """`auto` is transformer-engine where it and a GPU are and the precision is bf16 (its kernels for
+    packed sequences take no fp32), else torch's attention.
 
     Raises:
-        ValueError: what is asked for is not there, or cannot do the layout.
+        ValueError: what is asked for is not there, or cannot do the precision or the layout.
     """
-    available = mesh.device.type == "cuda" and importlib.util.find_spec("transformer_engine") is not None
+    available = mesh.device.type == "cuda" and _has_module("transformer_engine")
+    half = pick_dtype(settings, mesh.device) is torch.bfloat16
     if attention == "te" and not available:
         raise ValueError(
             "model.attention = te: needs transformer-engine and a GPU; set model.attention=sdpa without them"
         )
-    kind: Attention = "te" if available and attention != "sdpa" else "sdpa"
+    if attention == "te" and not half:
+        raise ValueError(
+            "model.attention = te: needs actor.precision=bf16; set that, or model.attention=sdpa"
+        )
+    kind: Attention = "te" if available and half and attention != "sdpa" else "sdpa"
     if mesh.context_size > 1 and kind != "te":
         raise ValueError(
             f"actor.layout.context = {mesh.context_size}: needs model.attention=te and GPUs; set it to 1"
@@ -93,6 +106,9 @@ def make_config(
     """Megatron-Core's configuration of that model on that mesh."""
     dtype = pick_dtype(settings, mesh.device)
     on_gpu = mesh.device.type == "cuda"
+    fused = on_gpu and can_compile()
+    if on_gpu and not fused:
+        log.warning("no C compiler, Python headers or triton: Megatron-Core's fused functions are off")
     interleaved = mesh.virtual > 1
     full = settings.recompute == "full"
     return TransformerConfig(
@@ -133,8 +149,8 @@ def make_config(
         # What a stage sends on is freed after sending; on the CPU the send may still read it.
         deallocate_pipeline_outputs=on_gpu,
         gradient_accumulation_fusion=on_gpu and _has_module("fused_weight_gradient_mlp_cuda"),
-        bias_activation_fusion=on_gpu,
-        bias_dropout_fusion=on_gpu,
+        bias_activation_fusion=fused,
+        bias_dropout_fusion=fused,
         apply_rope_fusion=attention == "te",
         cuda_graph_modules=[],
         transformer_impl="transformer_engine" if attention == "te" else "local",
@@ -197,6 +213,14 @@ def _build_chunk(
         model.rotary_pos_emb = RestartingRotary(shape.head_dim, rotary_percent=1.0)
     model.rotary_pos_emb.inv_freq = inverse_frequencies(shape).to(mesh.device)
     return model.to(mesh.device)
+
+
+def can_compile() -> bool:
+    """Whether torch.compile, which Megatron-Core's fused functions go through, can make GPU kernels:
+    triton, a C compiler that it finds, and Python's headers are there."""
+    compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    return _has_module("triton") and any(map(shutil.which, compilers)) and headers.is_file()
 
 
 def _has_module(name: str) -> bool:

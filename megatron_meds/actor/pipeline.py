@@ -18,6 +18,7 @@ from megatron.core.tensor_parallel import mappings
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.utils import get_model_config
 
+from megatron_meds.actor.attention_cpu import Pack
 from megatron_meds.actor.batches import MicroBatch, count_for, filler, make_micro_batches
 from megatron_meds.actor.head import token_logprobs
 from megatron_meds.actor.mesh import Mesh
@@ -82,7 +83,7 @@ def run_schedule(
             batch.tokens_bs,
             batch.positions_bs,
             None,
-            packed_seq_params=_packed_parameters(batch),
+            packed_seq_params=_packed_parameters(batch, config.transformer_impl),
             output_processor=processor,
             output_processor_context=batch,
         )
@@ -135,13 +136,13 @@ def logprob_processor(settings: ActorSettings, vocabulary: int, temperature: flo
     return process
 
 
-def _packed_parameters(batch: MicroBatch) -> PackedSeqParams | None:
+def _packed_parameters(batch: MicroBatch, layers: str) -> PackedSeqParams | None:
+    """transformer-engine's kernels read the borders on the device, the local layers on the CPU."""
     if batch.cu_seqlens is None:
         return None
-    return PackedSeqParams(
-        qkv_format="thd",
-        cu_seqlens_q=batch.cu_seqlens,
-        cu_seqlens_kv=batch.cu_seqlens,
-        max_seqlen_q=batch.max_seqlen,
-        max_seqlen_kv=batch.max_seqlen,
-    )
+    on_device = batch.cu_seqlens.to(batch.tokens_bs.device)
+    longest = batch.max_seqlen
+    if layers == "local":
+        borders = batch.cu_seqlens
+        return Pack("thd", borders, borders, max_seqlen_q=longest, max_seqlen_kv=longest, on_device=on_device)
+    return PackedSeqParams("thd", on_device, on_device, max_seqlen_q=longest, max_seqlen_kv=longest)

@@ -65,8 +65,8 @@ class RestartingRotary(RotaryEmbedding):
         """Angles [s, 1, 1, head_dim] by position, or [t, 1, 1, head_dim] by token of a pack."""
         if not isinstance(max_seq_len, PackedSeqParams):
             return super().forward(max_seq_len, *args, **options)
-        borders = max_seq_len.cu_seqlens_q.to(self.inv_freq.device)
+        borders = max_seq_len.cu_seqlens_q
         starts = borders[:-1].repeat_interleave(borders.diff())
         positions = torch.arange(len(starts), device=starts.device) - starts
-        half = torch.outer(positions.to(self.inv_freq.dtype), self.inv_freq)
+        half = torch.outer(positions.to(self.inv_freq), self.inv_freq)
         return torch.cat((half, half), dim=-1)[:, None, None, :]

@@ -15,7 +15,8 @@ class ModelSettings(Section):
     """`load` reads the safetensors; `random` initialises from the config alone (seeded)."""
     attention: Literal["auto", "sdpa", "te"] = "auto"
     """`te`: transformer-engine's attention and layers; `sdpa`: megatron's local layers over torch's
-    scaled_dot_product_attention; `auto`: `te` where transformer-engine and a GPU are, else `sdpa`."""
+    scaled_dot_product_attention; `auto`: `te` where transformer-engine and a GPU are and the precision
+    is bf16, else `sdpa`."""
 
 
 class LayoutSettings(Section):

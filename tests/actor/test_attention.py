@@ -7,8 +7,10 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.enums import AttnMaskType
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from megatron_meds.actor.attention_cpu import SdpaAttention
+from megatron_meds.actor.attention_cpu import Pack, SdpaAttention
 
 HEADS, GROUPS, DIM = 6, 2, 8
 
@@ -68,6 +70,30 @@ def test_packed_sequences_attend_only_to_themselves_with_gradients(lengths):
     ours = _core()(query, key, value, None, packed_seq_params=packed)
     pieces = zip(query.split(lengths), key.split(lengths), value.split(lengths), strict=True)
     _same(ours, torch.cat([_written_out(*piece, DIM**-0.5) for piece in pieces]), inputs)
+
+
+def test_a_gpu_gets_the_whole_pack_in_one_flash_call_with_gradients():
+    """Shapes and arguments only: torch's fake tensors claim a GPU and compute nothing."""
+    borders = torch.tensor([0, 3, 7, 9], dtype=torch.int32)
+    calls = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            calls.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with FakeTensorMode(allow_non_fake_inputs=True), Seen():
+        query, key, value = (
+            torch.empty(9, n, DIM, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+            for n in (HEADS, GROUPS, GROUPS)
+        )
+        there = torch.empty(4, dtype=torch.int32, device="cuda")
+        packed = Pack("thd", borders, borders, max_seqlen_q=4, max_seqlen_kv=4, on_device=there)
+        attended = _core()(query, key, value, None, packed_seq_params=packed)
+        assert attended.shape == (9, HEADS * DIM) and attended.dtype is torch.bfloat16
+        gradients = torch.autograd.grad(attended.sum(), [query, key, value])
+    assert [g.shape for g in gradients] == [query.shape, key.shape, value.shape]
+    assert calls.count(torch.ops.torch_attn._varlen_attn.default) == 1
 
 
 def test_padding_on_the_right_changes_nothing_before_it():

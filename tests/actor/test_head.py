@@ -38,6 +38,23 @@ def test_values_and_gradients_equal_a_full_softmax_for_any_chunk(temperature, ch
         torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-5)
 
 
+def test_bf16_gradients_are_those_of_fp32_within_its_rounding():
+    torch.manual_seed(0)
+    hidden = torch.randn(40, 16).bfloat16().requires_grad_()
+    weight = torch.randn(32, 16).bfloat16().requires_grad_()
+    targets, down = torch.randint(0, 29, (40,)), torch.randn(40)
+    exact = [x.detach().float().requires_grad_() for x in (hidden, weight)]
+    for tensors in ((hidden, weight), exact):
+        logp, entropy = token_logprobs(
+            *tensors, targets, temperature=1.0, chunk=16, vocabulary=29, group=None
+        )
+        ((logp + entropy) * down).sum().backward()
+    for found, wanted in zip((hidden, weight), exact, strict=True):
+        assert found.grad is not None and wanted.grad is not None
+        error = (found.grad.float() - wanted.grad).norm() / wanted.grad.norm()
+        assert error < 3 * 2**-8
+
+
 def test_padded_vocabulary_rows_never_enter_the_softmax_nor_get_a_gradient():
     torch.manual_seed(0)
     hidden = torch.randn(3, 4, requires_grad=True)
