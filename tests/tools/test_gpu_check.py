@@ -16,7 +16,7 @@ from tools.gpu_checks.findings import Line, as_markdown, as_text
 from tools.gpu_checks.speed import forward_flops
 
 # What a bare machine with a GPU has not: importing these fails in the run.
-ABSENT = ("sklearn", "typer", "rich", "yaml", "vllm", "httpx", "pyarrow", "datasets", "math_verify", "jinja2")
+ABSENT = ("sklearn", "rich", "vllm", "pyarrow", "datasets", "math_verify", "tensorboard")
 RUN = """
 import runpy, sys
 sys.modules.update(dict.fromkeys({absent!r}))

@@ -18,7 +18,9 @@ from typing import Literal
 import numpy as np
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from megatron_meds.actor.learning import MiniBatch
 from megatron_meds.actor.mesh import Mesh, pick_device
@@ -141,9 +143,21 @@ class Bench:
         return _hugging_face(self, torch.bfloat16)
 
     def hugging_face(self, dtype: torch.dtype) -> Qwen3ForCausalLM:
-        """The model by transformers, on the device."""
-        model = Qwen3ForCausalLM.from_pretrained(self.folder, dtype=dtype, attn_implementation="eager")
-        return model.to(self.device)  # type: ignore[arg-type]
+        """The model by transformers, on the device, its attention written out.
+
+        Built and filled here, because `from_pretrained` leaves the rotary frequencies unset in a process
+        in which `actor.cpu` answers for CUDA. Buffers stay fp32, as there.
+        """
+        config = Qwen3Config.from_pretrained(self.folder, attn_implementation="eager")
+        with torch.device(self.device):
+            model = Qwen3ForCausalLM(config).eval()
+        tensors = load_file(self.folder / "model.safetensors")
+        named = dict(model.named_parameters())
+        with torch.no_grad():
+            for name, parameter in named.items():
+                parameter.data = tensors[name].to(self.device, dtype)
+        model.tie_weights()
+        return model
 
     def sync(self) -> None:
         if self.on_gpu:
@@ -261,6 +275,7 @@ def make_model(folder: Path, size: Size, seed: int, device: torch.device) -> Pat
                 parameter.normal_(1.0, 0.1)
             else:
                 parameter.normal_(0.0, 1.5 * parameter.shape[-1] ** -0.5)
+    disable_progress_bar()
     model.to(torch.bfloat16).save_pretrained(folder)
     return folder
 
