@@ -10,6 +10,8 @@ import torch
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -17,14 +19,18 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-KINDS = ("llama", "llama_tied", "qwen2", "qwen2_untied", "qwen3", "qwen3_tied")
+KINDS = ("llama", "llama_tied", "mistral", "qwen2", "qwen2_untied", "qwen3", "qwen3_tied")
 VOCABULARY = 151
 
 _FAMILIES = {
     "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
 }
+
+_OWN = {"qwen3": {"head_dim": 32}, "mistral": {"sliding_window": None}}
+"""What a family's configuration is told beside the sizes."""
 
 
 def is_tied(kind: str) -> bool:
@@ -50,7 +56,7 @@ def tiny_model(
     """
     family = kind.split("_", maxsplit=1)[0]
     config_class, model_class = _FAMILIES[family]
-    own = {"head_dim": 32} if family == "qwen3" else {}
+    own = _OWN.get(family, {})
     config = config_class(
         vocab_size=VOCABULARY,
         hidden_size=64,

@@ -15,7 +15,12 @@ from typing import Any, Literal
 from megatron_meds.actor.settings import LayoutSettings
 from megatron_meds.errors import UserError
 
-FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+FAMILIES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
 """`model_type` of config.json -> the architecture it must name."""
 
 
@@ -42,7 +47,7 @@ class RopeScaling:
 class ModelShape:
     """A dense decoder of the Llama kind: RMSNorm, rotary embedding, grouped attention, SwiGLU."""
 
-    family: Literal["llama", "qwen2", "qwen3"]
+    family: Literal["llama", "mistral", "qwen2", "qwen3"]
     layers: int
     hidden: int
     heads: int
@@ -102,7 +107,7 @@ def shape_of(config: dict[str, Any]) -> ModelShape:
     _refuse_other_kinds(config, family)
     heads, hidden = _count(config, "num_attention_heads"), _count(config, "hidden_size")
     layers = _count(config, "num_hidden_layers")
-    _refuse_windows(config, layers)
+    _refuse_windows(config, family, layers)
     head_dim = _head_dim(config, family, hidden, heads)
     kv_heads = _count(config, "num_key_value_heads", default=heads if family == "llama" else None)
     if heads % kv_heads:
@@ -173,7 +178,12 @@ def _refuse_other_kinds(config: dict[str, Any], family: str) -> None:
         raise UnsupportedModel("config.json: quantization_config is set; train from unquantised weights")
 
 
-def _refuse_windows(config: dict[str, Any], layers: int) -> None:
+def _refuse_windows(config: dict[str, Any], family: str, layers: int) -> None:
+    if family == "mistral" and config.get("sliding_window") is not None:
+        raise UnsupportedModel(
+            f"config.json: sliding_window = {config['sliding_window']}; sliding windows are not supported. A "
+            "model whose sequences stay shorter can be used with null there"
+        )
     kinds = config.get("layer_types")
     if kinds is not None:
         others = sorted(set(kinds) - {"full_attention"})

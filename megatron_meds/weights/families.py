@@ -108,6 +108,9 @@ FAMILIES: dict[str, Family] = {
         layer=(INPUT_NORM, QKV, ATTENTION_OUTPUT, MLP_NORM, GATE_UP, DOWN),
         derived=("self_attn.rotary_emb.inv_freq",),
     ),
+    "mistral": Family(
+        layer=(INPUT_NORM, QKV, ATTENTION_OUTPUT, MLP_NORM, GATE_UP, DOWN),
+    ),
     "qwen2": Family(
         layer=(INPUT_NORM, QKV, QKV_BIAS, ATTENTION_OUTPUT, MLP_NORM, GATE_UP, DOWN),
         derived=("self_attn.rotary_emb.inv_freq",),

@@ -107,6 +107,10 @@ def test_llama3_scaling_without_original_positions_takes_the_models():
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ({"use_sliding_window": True, "max_window_layers": 4}, "use_sliding_window"),
+        (
+            {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 4096},
+            "sliding_window = 4096",
+        ),
         ({"num_attention_heads": 7}, "num_attention_heads"),
         ({"num_key_value_heads": 3}, "num_key_value_heads = 3"),
         ({"head_dim": 5}, "head_dim = 5"),

@@ -29,7 +29,7 @@ def test_a_table_that_contradicts_the_config_is_refused(tiny):
 
 
 def test_an_unknown_family_is_refused_with_those_there_are(tiny):
-    with pytest.raises(ValueError, match=r"'gemma'; there are \['llama', 'qwen2', 'qwen3'\]"):
+    with pytest.raises(ValueError, match=r"'gemma'; there are \['llama', 'mistral', 'qwen2', 'qwen3'\]"):
         entries(replace(read_model_config(tiny("llama")), family="gemma"))
 
 
