@@ -20,13 +20,15 @@ check: setup  ## formatting, lint, types, import contracts, generated documents
 	.venv/bin/pyright
 	.venv/bin/lint-imports
 	.venv/bin/python tools/settings_reference.py --check
+	.venv/bin/python tools/drawings.py --check
 
 format: setup  ## format the code and mend what ruff can mend
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
 
-docs: setup  ## write docs/settings.md from the settings tree
+docs: setup  ## write docs/settings.md from the settings tree, and the drawings
 	.venv/bin/python tools/settings_reference.py
+	.venv/bin/python tools/drawings.py
 
 lock: setup  ## resolve the extras cpu and dev into requirements/cpu.txt
 	tools/lock.sh
