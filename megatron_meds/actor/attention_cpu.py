@@ -130,6 +130,9 @@ def causal_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
 ) -> torch.Tensor:
     """[b, n, s, d] from queries [b, n, s, d], keys and values [b, g, s, d]; scale None: 1 / sqrt(d)."""
+    if query.device.type == "cuda" and query.dtype is torch.float32:
+        # The one kernel that takes fp32 without keeping all scores takes no grouped queries.
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
     return F.scaled_dot_product_attention(
         query, key, value, is_causal=True, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
     )

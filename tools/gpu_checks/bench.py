@@ -89,8 +89,8 @@ SIZES = {
         parity_budget=700,
         sequences=48,
         longest=4096,
-        budget=16384,
-        head_chunk=4096,
+        budget=8192,
+        head_chunk=2048,
         matmul=8192,
     ),
 }
