@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -45,6 +45,10 @@ def te_train(bench: Bench) -> Finding:
 def vllm_ipc(bench: Bench) -> Finding:
     """A server on the same GPU, weights by CUDA IPC."""
     _need_vllm(bench, 1)
+    from megatron_meds.weights.settings import WeightsSettings
+
+    if "ipc" not in get_args(WeightsSettings.model_fields["transport"].annotation):
+        raise NotHere("weights.transport has no ipc")
     return sample_and_score(bench, "ipc")
 
 
