@@ -1,11 +1,14 @@
 """The model on one pipeline stage against Hugging Face: logits in fp32, for every family and cut."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from megatron_meds.actor import model
+from megatron_meds.actor.settings import ActorSettings
 from tests.ranks import RankError
 from tests.tiny import KINDS, VOCABULARY
 
@@ -113,3 +116,12 @@ def test_a_layout_the_model_cannot_be_cut_into_is_refused_with_its_key(ranks, ti
             sequences=SEQUENCES,
             packed=True,
         )
+
+
+def test_transformer_engine_is_taken_on_a_gpu_in_bf16_only(monkeypatch):
+    monkeypatch.setattr(model, "_has_module", lambda name: True)
+    gpu, fp32 = SimpleNamespace(device=torch.device("cuda"), context_size=1), ActorSettings(precision="fp32")
+    assert model.pick_attention("auto", ActorSettings(), gpu) == "te"
+    assert model.pick_attention("auto", fp32, gpu) == "sdpa"
+    with pytest.raises(ValueError, match=r"model\.attention = te: needs actor\.precision=bf16"):
+        model.pick_attention("te", fp32, gpu)
