@@ -294,4 +294,4 @@ def test_an_action_that_fails_names_each_failure_with_its_ranks():
         raise ValueError("no")
 
     with pytest.raises(RankError, match=r"it failed: ranks 0, 2: ValueError: no; rank 1: OSError: full"):
-        together(fail, "it failed", lambda value: [value, "OSError: full", value, None])
+        together(fail, "it failed", lambda value: [value, (False, "OSError: full"), value, None])

@@ -79,7 +79,7 @@ def drawing(width: int, height: int, title: str, parts: Sequence[str]) -> str:
 def house() -> str:
     """Folders, and who knows what."""
     parts = [
-        box(20, 16, 900, 48, "plain", "cli/", ["train, convert, doctor: arguments in, messages out"]),
+        box(20, 16, 900, 48, "plain", "cli/", ["train, check-sync, convert, data, memory, doctor: arguments in, messages out"]),
         arrow((470, 64), (470, 84)),
         box(
             20,
@@ -149,9 +149,9 @@ def house() -> str:
             440,
             86,
             "free",
-            "algorithms/, verify/",
+            "algorithms/, meds/, verify/",
             [
-                "advantages, losses, one file an algorithm; grading",
+                "losses, one file an algorithm; memory of mistakes; grading",
                 "import nothing of ours but trajectory, section, imports:",
                 "any trainer can use them",
             ],
