@@ -315,6 +315,7 @@ def main() -> None:
             for layout in given.layouts:
                 found = measure({**job, "layout": layout}, url, folder)
                 rows.append(Measured(layout, **found))
+                print(layout, found, file=sys.stderr)
         if given.server:
             with vllm(model, given.precision, folder) as url:
                 for place, row in enumerate(rows):
