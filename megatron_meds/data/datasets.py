@@ -17,7 +17,7 @@ from typing import Any
 
 from megatron_meds.data import cache
 from megatron_meds.data.fields import DataError, IncompleteRowError, Row, read_row
-from megatron_meds.data.known import Places, Request, find
+from megatron_meds.data.known import KNOWN, Places, Request, find
 from megatron_meds.data.settings import DatasetSettings, FieldMap
 from megatron_meds.trajectory import prompt_id
 
@@ -189,11 +189,12 @@ def _downloaded(request: Request, counts: Counts, places: Places) -> list[Row]:
             kept = cache.Kept(list(_usable(_hub_records(request), request, found)), **found.read())
         except _unreachable() as error:
             looked = ", ".join([*request.looked, f"{file} (an earlier download)"])
+            fetch = f"run `megatron-meds data {request.label}`" if request.label in KNOWN else "load it once"
             raise DataError(
                 f"data set {request.label}: neither here nor to be had. Looked at {looked}; then for "
                 f"{request.hub!r} among the Hugging Face data sets: {type(error).__name__}: {error}. Give a "
-                "file as its `path`, a folder with its file as data.folder, or run "
-                f"`megatron-meds data {request.label}` where there is a network and bring {places.kept} along"
+                "file as its `path`, a folder with its file as data.folder, or "
+                f"{fetch} where there is a network and bring {places.kept} along"
             ) from error
         cache.write(file, kept)
     counts.rows += kept.rows_read

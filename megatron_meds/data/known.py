@@ -209,14 +209,15 @@ def find(settings: DatasetSettings, places: Places) -> Request:
         path = _local_copy(settings.name or "", known, places.folder)
         if path is None:
             looked.append(f"{places.folder} (data.folder)")
-    hub = known.hub if known is not None and (settings.path is None or path is not None) else settings.path
+    # A copy under another name on the hub has its own configurations, splits and commits.
+    source = known if known is not None and (settings.path is None or path is not None) else None
     return Request(
         label=settings.label,
         path=path,
-        hub=hub or "",
-        config=settings.config or (known.config if known else None),
-        split=settings.split or (known.split if known else "train"),
-        revision=settings.revision or (known.revision if known else None),
+        hub=source.hub if source else settings.path or "",
+        config=settings.config or (source.config if source else None),
+        split=settings.split or (source.split if source else "train"),
+        revision=settings.revision or (source.revision if source else None),
         layouts=layouts,
         where={**(known.where if known else {}), **settings.where},
         skip_incomplete=settings.incomplete == "skip" or bool(known and known.skips_incomplete),

@@ -75,8 +75,8 @@ class DataSettings(Section):
     folder: Path | None = None
     """Local copies of known sets, each NAME.jsonl, NAME.parquet or NAME/SPLIT.*; looked at first."""
     cache: Path | None = None
-    """Where downloaded sets are kept as Parquet, and found again without a network. None:
-    $MEGATRON_MEDS_CACHE, or megatron_meds in the user's cache folder."""
+    """Where downloaded sets are kept as Parquet, and found again without a network; delete a file to download
+    its set anew. None: $MEGATRON_MEDS_CACHE, or megatron_meds in the user's cache folder."""
     template: TemplateSettings = TemplateSettings()
     prompts_per_step: int = Field(default=64, ge=1)
     """Prompts of one step, over all replicas (sft: examples)."""

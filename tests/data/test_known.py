@@ -125,8 +125,8 @@ def test_settings_of_ones_own_go_before_the_known_ones():
         "abc",
     )
     assert request.problems == ()
-    own = find(DatasetSettings(name="gsm8k", path="someone/gsm8k"), Places())
-    assert (own.hub, own.path) == ("someone/gsm8k", None)
+    own = find(DatasetSettings(name="aime25", path="someone/aime"), Places())
+    assert (own.hub, own.path, own.split, own.revision) == ("someone/aime", None, "train", None)
 
 
 def test_a_name_that_is_not_known_is_refused_before_anything_starts(tmp_path):
