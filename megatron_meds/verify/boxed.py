@@ -1,16 +1,11 @@
 r"""Finds the answer in a response: what stands in its last box. Knows strings only.
 
-A box is `\boxed{...}`, `\fbox{...}`, or one without braces, as in `\boxed 42`. Only the last box of
-a text counts: where it is empty or never closed there is no answer, whatever stood in an earlier one.
+What a box is, and where the last one stands, is `boxes`.
 """
 
 from __future__ import annotations
 
-import re
-
-_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
-_BARE_END = re.compile(r"[\s$]|\\[)\]]")
-_BARE_TAIL = ".,;:"
+from megatron_meds.boxes import find_last_box
 
 
 def last_boxed(text: str) -> str | None:
@@ -32,53 +27,5 @@ def last_boxed_span(text: str) -> tuple[int, int] | None:
     With braces `start` is right after the opening one and `end` at the closing one, white space
     included; `text[start:end].strip() == last_boxed(text)`. `None` where `last_boxed` is.
     """
-    last = None
-    for last in _BOX.finditer(text):  # noqa: B007 - only the last one counts
-        pass
-    if last is None:
-        return None
-    start = last.end()
-    braced = text.startswith("{", start)
-    start += braced
-    end = _closing_brace(text, start) if braced else _bare_end(text, start)
-    if end is None or not text[start:end].strip():
-        return None
-    return start, end
-
-
-def _closing_brace(text: str, start: int) -> int | None:
-    """Offset of the brace that closes what was opened before `start`; escaped braces do not count."""
-    depth, position = 1, start
-    while position < len(text):
-        character = text[position]
-        if character == "\\":
-            position += 1
-        elif character == "{":
-            depth += 1
-        elif character == "}":
-            depth -= 1
-            if depth == 0:
-                return position
-        position += 1
-    return None
-
-
-def _bare_end(text: str, start: int) -> int | None:
-    r"""End of an answer without braces around it: white space, `$`, `\)` or `\]` outside of braces,
-    the brace of something around it, or the end of the text; a closing punctuation mark is left out."""
-    position = start
-    while position < len(text):
-        if text[position] == "}" or _BARE_END.match(text, position):
-            break
-        if text[position] == "{":
-            closing = _closing_brace(text, position + 1)
-            if closing is None:
-                return None
-            position = closing
-        elif text[position] == "\\":
-            position += 1
-        position += 1
-    end = min(position, len(text))
-    while end > start and text[end - 1] in _BARE_TAIL:
-        end -= 1
-    return end
+    span = find_last_box(text)
+    return None if isinstance(span, str) else span
