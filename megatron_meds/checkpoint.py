@@ -250,7 +250,13 @@ class Checkpoints:
 
     def _whole(self) -> list[Path]:
         """Whole checkpoints, the oldest first."""
-        return sorted((path for path in self._present() if problem_of(path) is None), key=_serial)
+        return whole_checkpoints(self.folder)
+
+
+def whole_checkpoints(folder: Path) -> list[Path]:
+    """The whole checkpoints in RUN/checkpoints, the one written last at the end. Changes nothing."""
+    named = [path for path in folder.glob("step_*") if _NAME.fullmatch(path.name)]
+    return sorted((path for path in named if problem_of(path) is None), key=_serial)
 
 
 def problem_of(folder: Path) -> str | None:

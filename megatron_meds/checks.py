@@ -81,6 +81,7 @@ def find_faults(settings: Settings, job: Job) -> Iterator[str]:
         yield from _rollout(settings)
         yield from _servers(settings, job)
         yield from _reward(settings)
+    yield from _meds(settings)
 
 
 def _ranks(settings: Settings, job: Job) -> Iterator[str]:
@@ -212,6 +213,7 @@ def _functions(settings: Settings) -> Iterator[str]:
     for key, name in (
         ("reward.function", settings.reward.function),
         ("verify.function", settings.verify.function),
+        ("meds.feature_function", settings.meds.feature_function),
     ):
         if name is None:
             continue
@@ -322,3 +324,41 @@ def _reward(settings: Settings) -> Iterator[str]:
         yield "reward.function_replaces_outcome: there is no reward.function to replace the outcome with"
     if reward.form.unclosed and reward.form.think_close is None:
         yield "reward.form.unclosed: needs reward.form.think_close, the text that closes the reasoning"
+
+
+def _meds(settings: Settings) -> Iterator[str]:
+    meds, dynamic = settings.meds, settings.rollout.dynamic_sampling
+    if dynamic.keep_all_wrong and not (dynamic.enabled and meds.enabled):
+        yield (
+            "rollout.dynamic_sampling.keep_all_wrong: needs rollout.dynamic_sampling.enabled and meds.enabled, "
+            "for without penalties a group of wrong answers has no advantages"
+        )
+    if not meds.enabled:
+        return
+    if settings.algorithm.name == "sft":
+        yield "meds.enabled: sft learns from given responses and samples none; set it to false"
+    if meds.target != "none" and min(meds.alpha, meds.cap) == 0:
+        yield (
+            f"meds.alpha = {meds.alpha}, meds.beta = {meds.cap}: nothing is penalised; raise them, or set "
+            "meds.target=none to remember and measure only"
+        )
+    if dynamic.keep_all_wrong and meds.target not in ("wrong", "both"):
+        yield (
+            f"meds.target = {meds.target}: wrong answers are not penalised, and groups kept by "
+            "rollout.dynamic_sampling.keep_all_wrong would learn nothing; set it to wrong or both"
+        )
+    if meds.difference and meds.feature_function is None and _layers(settings) == 1:
+        yield "meds.difference: the model has one layer, and a difference needs two; set it to false"
+    if meds.backend == "cuml":
+        if not machine.gpus():
+            yield "meds.backend = cuml: no NVIDIA GPU is visible; set it to auto or sklearn"
+        if importlib.machinery.PathFinder.find_spec("cuml") is None:
+            yield "meds.backend = cuml: cuml is not installed; install it, or set it to auto or sklearn"
+
+
+def _layers(settings: Settings) -> int | None:
+    """Of the model; None where its config cannot be read, which another check tells."""
+    try:
+        return read_model_config(settings.model.path).layers
+    except (UnsupportedModel, OSError):
+        return None

@@ -22,6 +22,7 @@ from megatron_meds.actor.settings import ActorSettings, ModelSettings, Optimizer
 from megatron_meds.algorithms.settings import AlgorithmSettings
 from megatron_meds.data.settings import DatasetSettings, DataSettings
 from megatron_meds.errors import UserError
+from megatron_meds.meds.settings import MedsSettings
 from megatron_meds.rewards.settings import RewardSettings
 from megatron_meds.rollout.settings import RolloutSettings
 from megatron_meds.section import Section
@@ -78,6 +79,7 @@ class Settings(Section):
     rollout: RolloutSettings = RolloutSettings()
     verify: VerifySettings = VerifySettings()
     reward: RewardSettings = RewardSettings()
+    meds: MedsSettings = MedsSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     data: DataSettings = DataSettings()
     tracking: TrackingSettings = TrackingSettings()

@@ -13,6 +13,7 @@ import typer
 from megatron_meds import __version__
 from megatron_meds.cli.convert import convert
 from megatron_meds.cli.doctor import doctor
+from megatron_meds.cli.memory import memory
 from megatron_meds.cli.train import train
 from megatron_meds.errors import UserError
 
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command()(train)
 app.command()(convert)
 app.command()(doctor)
+app.add_typer(memory, name="memory")
 
 
 def _print_version(wanted: bool) -> None:

@@ -17,7 +17,7 @@ from megatron_meds.meds.linkage import NOISE, hdbscan_labels
 
 Backend = Literal["auto", "sklearn", "cuml"]
 
-OWN_ROWS = 1024
+OWN_ROWS = 512
 """Up to here `auto` takes `linkage`, which gives scikit-learn's labels in less time."""
 GPU_ROWS = 4096
 """From here on `auto` takes cuML, where it is installed."""

@@ -76,6 +76,8 @@ def make_features(
     if function is None:
         return select_layers(logits, last, difference)
     present = np.flatnonzero(~np.isnan(logits).all(axis=1))
+    if not len(present):
+        return np.full((len(logits), 1), np.nan, dtype=np.float32)
     found = np.asarray(function(logits[present], [trajectories[i] for i in present]), dtype=np.float32)
     if found.ndim != 2 or len(found) != len(present):
         raise ValueError(

@@ -133,9 +133,7 @@ class MistakeMemory:
         """End the worker processes, if there are any."""
         self._workers.close()
 
-    def visit(
-        self, prompt_id: str, features: np.ndarray, step: int = 0, correct: bool = False
-    ) -> np.ndarray:
+    def visit(self, prompt_id: str, features: np.ndarray, step: int = 0, correct: bool = False) -> np.ndarray:
         """Sizes of the clusters that new rows fall in, counted over earlier visits; then remember them.
 
         Args:
@@ -245,13 +243,15 @@ class MistakeMemory:
         samples = np.arange(n) if visit.samples is None else np.asarray(visit.samples)
         notes = [Note()] * n if visit.notes is None else visit.notes
         layers = np.empty((n, 0)) if visit.layers is None else np.asarray(visit.layers)
+        with np.errstate(over="ignore"):  # these are for the eye only
+            layers = layers[places].astype(np.float16)
         new = Remembered(
             features=rows[places],
             labels=np.full(len(places), NOISE, dtype=np.int32),
             steps=np.full(len(places), step, dtype=np.int64),
             samples=samples[places].astype(np.int32),
             notes=[notes[i] for i in places],
-            layers=layers[places].astype(np.float16),
+            layers=layers,
             question=visit.question,
         )
         self._put(visit.key, _newest(self._rows.get(visit.key), new, self.max_per_prompt))

@@ -56,7 +56,9 @@ class ClusterWorkers:
         except (OSError, EOFError) as error:
             codes = [process.poll() for process in self._others]
             self._kill()
-            raise RuntimeError(f"a clustering process ended (exit codes {codes}); its output says why") from error
+            raise RuntimeError(
+                f"a clustering process ended (exit codes {codes}); its output says why"
+            ) from error
         except BaseException:
             self._kill()  # none may answer a request of this call in the next one
             raise

@@ -99,7 +99,7 @@ class Sampler:
         """One step's trajectories, dealt over replicas. Collective over all ranks.
 
         With dynamic sampling, rounds follow until `prompts_per_step` groups have both right and
-        wrong answers, at most `max_rounds`; then the step goes on with what there is.
+        wrong answers (or, with `keep_all_wrong`, any wrong one), at most `max_rounds`; then the step goes on with what there is.
 
         Raises:
             RuntimeError: no group at all was kept; says how many were all right and all wrong.
@@ -112,7 +112,7 @@ class Sampler:
             wanted = next_round(prompts_per_step, counts["kept"], counts["asked"])
             prompts = self._draw(wanted)
             groups = self._ask(prompts, counts["asked"], seed=f"{step}/{number}")
-            chosen = [g for g in groups if not dynamic.enabled or mixed(g.verdicts)]
+            chosen = [g for g in groups if self._teaches(g.verdicts)]
             kept += chosen
             counts["asked"] += len(prompts)
             for found in self.heads.all_gather(_count(groups, chosen)):
@@ -175,6 +175,13 @@ class Sampler:
         ]
         self._verify([t for g in groups for t in g.trajectories])
         return groups
+
+    def _teaches(self, verdicts: Sequence[bool]) -> bool:
+        """Whether dynamic sampling keeps a group."""
+        dynamic = self.settings.dynamic_sampling
+        if not dynamic.enabled or mixed(verdicts):
+            return True
+        return dynamic.keep_all_wrong and not any(verdicts)
 
     def _verify(self, trajectories: Sequence[Trajectory]) -> None:
         assert self._grade is not None  # heads have a grader

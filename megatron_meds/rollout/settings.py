@@ -58,6 +58,9 @@ class DynamicSamplingSettings(Section):
     """Drop groups whose answers are all right or all wrong and sample others (DAPO)."""
     max_rounds: int = Field(default=10, ge=1)
     """Sampling rounds for one step; afterwards the step goes on with the groups there are."""
+    keep_all_wrong: bool = False
+    """Keep groups whose answers are all wrong: with `meds.enabled` they learn from the penalties of repeated
+    mistakes alone. All-right groups are dropped all the same."""
 
 
 class RolloutSettings(Section):
