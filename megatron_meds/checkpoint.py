@@ -13,7 +13,7 @@ on disk; `latest` follows. A folder counts only if its manifest agrees with its 
 neither a crash, nor a full disk, nor half a copy is ever taken for a checkpoint. The newest is the
 one written last, which after a run has gone back need not be the one of the highest step.
 
-Knows neither Megatron nor what a checkpoint holds.
+Knows neither Megatron nor what a checkpoint holds; torch is needed to save or resume, not to look.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from typing import Any, Literal
 
 from megatron_meds.agreement import Gather, RankError, alone, together
 from megatron_meds.errors import UserError
-from megatron_meds.randomness import load_random_state, save_random_state
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +99,8 @@ class Checkpoints:
         Raises:
             RankError: it could not be written, on any rank; checkpoints are as they were.
         """
+        from megatron_meds.randomness import save_random_state
+
         target = self.folder / f"step_{step:06d}"
         partial = self.folder / f".{target.name}.partial"
         what = f"the checkpoint of step {step} was not written"
@@ -136,6 +137,8 @@ class Checkpoints:
         Returns:
             False, with a warning and nothing done, if another number of ranks wrote the checkpoint.
         """
+        from megatron_meds.randomness import load_random_state
+
         ranks, now = read_state(folder).ranks, len(self.all_gather(None))
         if ranks != now:
             if self.is_writer:

@@ -330,8 +330,8 @@ def _meds(settings: Settings) -> Iterator[str]:
     meds, dynamic = settings.meds, settings.rollout.dynamic_sampling
     if dynamic.keep_all_wrong and not (dynamic.enabled and meds.enabled):
         yield (
-            "rollout.dynamic_sampling.keep_all_wrong: needs rollout.dynamic_sampling.enabled and meds.enabled, "
-            "for without penalties a group of wrong answers has no advantages"
+            "rollout.dynamic_sampling.keep_all_wrong: needs rollout.dynamic_sampling.enabled and "
+            "meds.enabled, for without penalties a group of wrong answers has no advantages"
         )
     if not meds.enabled:
         return
@@ -349,11 +349,10 @@ def _meds(settings: Settings) -> Iterator[str]:
         )
     if meds.difference and meds.feature_function is None and _layers(settings) == 1:
         yield "meds.difference: the model has one layer, and a difference needs two; set it to false"
-    if meds.backend == "cuml":
-        if not machine.gpus():
-            yield "meds.backend = cuml: no NVIDIA GPU is visible; set it to auto or sklearn"
-        if importlib.machinery.PathFinder.find_spec("cuml") is None:
-            yield "meds.backend = cuml: cuml is not installed; install it, or set it to auto or sklearn"
+    if meds.backend == "cuml" and not machine.gpus():
+        yield "meds.backend = cuml: no NVIDIA GPU is visible; set it to auto or sklearn"
+    elif meds.backend == "cuml" and importlib.machinery.PathFinder.find_spec("cuml") is None:
+        yield "meds.backend = cuml: cuml is not installed; install it, or set it to auto or sklearn"
 
 
 def _layers(settings: Settings) -> int | None:

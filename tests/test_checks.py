@@ -88,6 +88,21 @@ def test_all_faults_are_raised_together(config: Path):
         (["verify.function=no_such_module:f"], ["verify.function", "no module 'no_such_module'"]),
         (["reward.function_replaces_outcome=true"], ["reward.function_replaces_outcome"]),
         (["reward.form.unclosed=-1"], ["reward.form.unclosed", "think_close"]),
+        (["meds.enabled=true", "meds.alpha=0"], ["meds.alpha = 0.0", "meds.target=none"]),
+        (["meds.enabled=true", "meds.beta=0"], ["meds.beta = 0.0", "meds.target=none"]),
+        (["meds.enabled=true", "meds.backend=cuml"], ["meds.backend = cuml", "auto or sklearn"]),
+        (["meds.enabled=true", "meds.feature_function=f"], ["meds.feature_function = 'f'", "module:name"]),
+        (
+            ["rollout.dynamic_sampling.keep_all_wrong=true", "meds.enabled=true"],
+            ["keep_all_wrong", "dynamic_sampling.enabled"],
+        ),
+        (
+            [
+                "rollout.dynamic_sampling={enabled: true, keep_all_wrong: true}",
+                "meds={enabled: true, target: right}",
+            ],
+            ["meds.target = right", "wrong or both"],
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_by_name_with_a_remedy(

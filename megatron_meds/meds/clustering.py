@@ -99,9 +99,9 @@ def _sklearn(unit: np.ndarray) -> np.ndarray:
 
 
 def _cuml(unit: np.ndarray) -> np.ndarray:
-    from cuml.cluster import HDBSCAN as CumlHDBSCAN
+    from cuml import cluster
 
-    found = CumlHDBSCAN(
+    found = cluster.HDBSCAN(
         min_cluster_size=2,
         min_samples=1,
         metric="euclidean",

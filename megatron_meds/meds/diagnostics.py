@@ -41,7 +41,7 @@ def top1_eigen_ratio(features: np.ndarray, normalised: bool = False) -> float:
 
 @dataclass
 class EigenSums:
-    """Top-1 eigen ratios of many prompts, per prompt and pooled, raw and normalised; replicas merge theirs."""
+    """Top-1 eigen ratios of many prompts, each and pooled, raw and normalised; replicas merge theirs."""
 
     per_prompt: list[tuple[float, float]] = field(default_factory=list)
     """(raw, normalised) of each prompt where something varies."""

@@ -138,8 +138,8 @@ class MistakeMemory:
 
         Args:
             prompt_id: any string.
-            features: [n, d], n may be 0 (also as an empty list); kept as fp32. A row that is not finite is not remembered, has
-                size 0 and is counted in `dropped`.
+            features: [n, d], n may be 0 (also as an empty list); kept as fp32. A row that is not finite
+                is not remembered, has size 0 and is counted in `dropped`.
             step: written beside the rows.
             correct: whether these answers are right; right and wrong ones never meet.
 

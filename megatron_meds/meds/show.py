@@ -78,7 +78,7 @@ def views(rows: Iterable[tuple[Key, Remembered]], correct: bool = False) -> list
 
 
 def layers_of(prompt: PromptView) -> tuple[np.ndarray, str]:
-    """[m, L] what the heat map shows and its name: the layer logits where they were kept, else the features."""
+    """[m, L] what the heat map shows, and its name: layer logits where they were kept, else features."""
     layers = prompt.remembered.layers.astype(np.float32)
     if layers.shape[1] and not np.isnan(layers).all():
         return layers, "layer logits"

@@ -7,6 +7,7 @@ labels are does not depend on which process clusters it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import struct
@@ -77,12 +78,13 @@ class ClusterWorkers:
     def close(self) -> None:
         """End the processes."""
         for process in self._others:
-            if process.stdin is not None:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it ended before, with a request unread
                 process.stdin.close()
         for process in self._others:
             process.wait(_STOP_SECONDS)
-            if process.stdout is not None:
-                process.stdout.close()
+            assert process.stdout is not None
+            process.stdout.close()
         self._others = []
 
     def _kill(self) -> None:

@@ -99,7 +99,8 @@ class Sampler:
         """One step's trajectories, dealt over replicas. Collective over all ranks.
 
         With dynamic sampling, rounds follow until `prompts_per_step` groups have both right and
-        wrong answers (or, with `keep_all_wrong`, any wrong one), at most `max_rounds`; then the step goes on with what there is.
+        wrong answers (or, with `keep_all_wrong`, wrong ones), at most `max_rounds`; then the step goes
+        on with what there is.
 
         Raises:
             RuntimeError: no group at all was kept; says how many were all right and all wrong.

@@ -56,13 +56,19 @@ def prompts(kinds: list[int]) -> list[Prompt]:
     ]
 
 
-def make(mesh: Any, kinds: list[int], dynamic: bool, rounds: int = 4, dies_after: int | None = None) -> Any:
+def make(
+    mesh: Any,
+    kinds: list[int],
+    dynamic: bool,
+    rounds: int = 4,
+    dies_after: int | None = None,
+    all_wrong: bool = False,
+) -> Any:
     client = ScriptedClient(dies_after) if mesh.is_head else None
     loader = PromptLoader(prompts(kinds), 4, seed=0, shuffle=False)
     resyncs: list[int] = []
-    settings = RolloutSettings(
-        samples_per_prompt=4, dynamic_sampling=DynamicSamplingSettings(enabled=dynamic, max_rounds=rounds)
-    )
+    dynamic_sampling = DynamicSamplingSettings(enabled=dynamic, max_rounds=rounds, keep_all_wrong=all_wrong)
+    settings = RolloutSettings(samples_per_prompt=4, dynamic_sampling=dynamic_sampling)
     sampler = Sampler(
         settings,
         mesh,

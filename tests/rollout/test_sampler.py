@@ -52,6 +52,14 @@ def test_dynamic_sampling_refills_with_mixed_groups_and_asks_no_prompt_twice(ran
     assert len(asked) == len(set(asked)) == results[0]["metrics"]["sampling/prompts"]
 
 
+def test_groups_that_are_all_wrong_are_kept_where_the_settings_say_so_and_all_right_ones_never(ranks):
+    results = run(ranks, "2 replicas", kinds=[0, 1] * 12, wanted=6, dynamic=True, rounds=4, all_wrong=True)
+    firsts = {ids[0] for _, _, ids in chain(*union(results))}
+    assert firsts == {2}
+    assert len(list(chain(*union(results)))) == 6 * 4
+    assert results[0]["metrics"]["sampling/all_right"] > 0
+
+
 def test_rounds_are_bounded_and_the_step_goes_on_with_what_there_is(ranks):
     results = run(ranks, "2 replicas", kinds=[0, 0, 0, 2] * 6, wanted=6, dynamic=True, rounds=2)
     metrics = results[0]["metrics"]

@@ -1,0 +1,97 @@
+"""Backends, worker processes, and what clustering refuses."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+from megatron_meds.meds.clustering import OWN_ROWS, cluster_many, cluster_rows, is_tight, normalise
+from megatron_meds.meds.workers import ClusterWorkers
+
+
+def blobs(count: int, seed: int = 0, features: int = 14) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    middles = generator.normal(size=(6, features)) * 5 - 15
+    return middles[generator.integers(0, 6, count)] + generator.normal(size=(count, features)) * 0.4
+
+
+def test_rows_are_scaled_to_length_one_and_zeros_stay():
+    rows = normalise(np.array([[3.0, 4.0], [0.0, 0.0], [-2.0, 0.0]]))
+    np.testing.assert_allclose(rows, [[0.6, 0.8], [0.0, 0.0], [-1.0, 0.0]])
+
+
+def test_rows_of_one_direction_cluster_alike_whatever_their_length():
+    rows = blobs(60)
+    stretched = rows * np.random.default_rng(1).uniform(0.5, 3.0, size=(60, 1))
+    groups = cluster_rows(rows), cluster_rows(stretched)
+    assert len(set(zip(*map(list, groups), strict=True))) == len(set(groups[0])) > 2
+
+
+def test_auto_gives_scikit_learns_labels_below_and_above_its_own_limit():
+    sets = [blobs(n, seed=n) for n in (30, OWN_ROWS, OWN_ROWS + 1)]
+    for own, library in zip(cluster_many(sets), cluster_many(sets, "sklearn"), strict=True):
+        np.testing.assert_array_equal(own, library)
+
+
+@pytest.mark.parametrize("backend", ["auto", "sklearn"])
+def test_none_one_and_identical_rows_are_noise(backend):
+    sets = [np.empty((0, 14)), np.empty((0, 0)), blobs(1), np.ones((2, 14)), np.ones((9, 14))]
+    assert [set(labels.tolist()) for labels in cluster_many(sets, backend)] == [set(), set(), *[{-1}] * 3]
+
+
+def test_a_row_that_is_not_finite_is_refused_by_number():
+    rows = blobs(5)
+    rows[3, 2] = np.inf
+    with pytest.raises(ValueError, match=r"rows \[3\] of set 1"):
+        cluster_many([blobs(4), rows])
+
+
+def test_an_unknown_backend_is_refused():
+    with pytest.raises(ValueError, match="backend 'gpu' is none of auto, sklearn, cuml"):
+        cluster_rows(blobs(4), "gpu")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cuml") is not None, reason="cuML is installed here")
+def test_cuml_is_never_replaced_by_something_else():
+    with pytest.raises(ModuleNotFoundError, match="cuml"):
+        cluster_rows(blobs(4), "cuml")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cuml") is None, reason="cuML is not installed here")
+def test_cuml_gives_the_same_partition():
+    from megatron_meds.meds.diagnostics import cluster_agreement
+
+    for rows in (blobs(40), blobs(600, seed=3)):
+        pair = cluster_rows(rows, "cuml"), cluster_rows(rows, "sklearn")
+        assert cluster_agreement(*pair)["adjusted_rand"] == pytest.approx(1.0)
+
+
+def test_worker_processes_give_the_same_labels_and_end_when_closed():
+    sets = [blobs(n, seed=n) for n in range(40, 160, 3)]
+    alone = cluster_many(sets)
+    with ClusterWorkers(workers=3) as workers:
+        for _ in range(2):
+            for found, expected in zip(workers.cluster(sets), alone, strict=True):
+                np.testing.assert_array_equal(found, expected)
+        processes = list(workers._others)
+        assert len(processes) == 2
+    assert [process.returncode for process in processes] == [0, 0]
+
+
+def test_a_worker_that_dies_is_reported_and_replaced():
+    sets = [blobs(200, seed=n) for n in range(4)]
+    with ClusterWorkers(workers=2) as workers:
+        workers.cluster(sets)
+        workers._others[0].kill()
+        workers._others[0].wait()
+        with pytest.raises(RuntimeError, match="clustering process ended"):
+            workers.cluster(sets)
+        np.testing.assert_array_equal(workers.cluster(sets)[0], cluster_rows(sets[0]))
+
+
+def test_tight_means_within_a_cosine_radius_of_the_mean_direction():
+    angles = np.array([0.0, 0.1, 0.2])
+    rows = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    assert is_tight(rows, 1.0 - np.cos(0.11))
+    assert not is_tight(rows, 1.0 - np.cos(0.09))
+    assert not is_tight(rows[:1], 0.5)
