@@ -2,6 +2,7 @@
 
     FOLDER/shard_00000_of_00002.parquet
         prompt_id, question, correct, step, sample, label, feature, answer, response, layer_logits
+    FOLDER/_shard_00000_of_00002.sha256         of that file, so that no damage goes unseen
 
 pandas and DuckDB read them. A prompt's rows stand together, the oldest first. Any number of replicas
 can load what any number wrote. Needs pyarrow. Knows no checkpoint: the folder is the caller's.
@@ -9,6 +10,7 @@ can load what any number wrote. Needs pyarrow. Knows no checkpoint: the folder i
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator
@@ -50,19 +52,23 @@ def save_memory(memory: MistakeMemory, folder: Path, replica: int = 0, replicas:
 
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / shard_name(replica, replicas)
-    partial = folder / f".{target.name}.{os.getpid()}"
+    partial, digest = (folder / f".{target.name}.{os.getpid()}{end}" for end in ("", ".sha256"))
     try:
         with partial.open("wb") as file:
-            with pyarrow.parquet.ParquetWriter(
-                file, _schema(), compression="zstd", write_page_checksum=True
-            ) as writer:
+            with pyarrow.parquet.ParquetWriter(file, _schema(), compression="zstd") as writer:
                 for table in _tables(memory):
                     writer.write_table(table)
             file.flush()
             os.fsync(file.fileno())
+        with digest.open("w") as file:
+            file.write(_sha256(partial) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        digest.replace(_digest_of(target))
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
+        digest.unlink(missing_ok=True)
     return target
 
 
@@ -115,7 +121,11 @@ def read_shard(file: Path) -> Iterator[tuple[Key, Remembered]]:
     import pyarrow.parquet
 
     try:
-        with pyarrow.parquet.ParquetFile(file, page_checksum_verification=True) as source:
+        if _digest_of(file).read_text().strip() != _sha256(file):
+            raise MemoryFileError(
+                f"{file}: cannot be read: it is not as it was written; take another checkpoint"
+            )
+        with pyarrow.parquet.ParquetFile(file) as source:
             absent = [name for name in _schema().names if name not in source.schema_arrow.names]
             if absent:
                 raise MemoryFileError(f"{file}: no column {absent[0]}; it is no shard of this memory")
@@ -131,6 +141,16 @@ def read_shard(file: Path) -> Iterator[tuple[Key, Remembered]]:
                 yield _remembered(pending)
     except (pyarrow.ArrowException, OSError) as error:
         raise MemoryFileError(f"{file}: cannot be read: {error}; take another checkpoint") from error
+
+
+def _digest_of(shard: Path) -> Path:
+    """The file beside a shard that tells its checksum; readers of Parquet folders pass over its name."""
+    return shard.with_name(f"_{shard.stem}.sha256")
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _starts(table: Any) -> list[tuple[int, int]]:
