@@ -6,7 +6,7 @@ import sys
 PROGRAM = """
 import sys
 
-ABSENT = ("torch", "pyarrow", "transformers", "megatron", "vllm", "pydantic", "rich", "typer", "pandas", "yaml")
+ABSENT = "torch pyarrow transformers megatron vllm pydantic rich typer pandas yaml".split()
 
 class Block:
     def find_spec(self, name, path=None, target=None):

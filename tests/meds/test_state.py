@@ -1,5 +1,7 @@
 """The memory on disk: whole or absent, for any number of replicas, readable by others."""
 
+import hashlib
+
 import numpy as np
 import pytest
 
@@ -100,8 +102,8 @@ def test_pandas_and_duckdb_read_the_shards(tmp_path):
     np.testing.assert_array_equal(np.stack(one.feature.tolist()), kept.features)
     counted = duckdb.sql(
         f"select count(distinct prompt_id), max(step) from '{tmp_path}/*.parquet'"
-    ).fetchone()
-    assert counted == (len({key[0] for m in memories for key in m}), 2)
+    ).fetchall()
+    assert counted == [(len({key[0] for m in memories for key in m}), 2)]
 
 
 def test_an_empty_memory_is_saved_and_loaded(tmp_path):
@@ -116,9 +118,10 @@ def test_a_missing_or_damaged_shard_is_named(tmp_path):
         save_memory(memory, tmp_path, replica, 3)
     middle = tmp_path / "shard_00001_of_00003.parquet"
     whole = middle.read_bytes()
-    flipped = bytearray(whole)
-    flipped[len(whole) // 3] ^= 0xFF
-    for damaged in (whole[:-20], whole[: len(whole) // 2], b"", bytes(flipped)):
+    flipped = [bytearray(whole) for _ in range(8)]
+    for number, copy in enumerate(flipped):
+        copy[number * len(whole) // 8] ^= 1
+    for damaged in (whole[:-20], whole[: len(whole) // 2], b"", *flipped):
         middle.write_bytes(damaged)
         with pytest.raises(MemoryFileError, match=r"shard_00001_of_00003\.parquet: cannot be read"):
             load_memory(MistakeMemory(), tmp_path)
@@ -135,7 +138,9 @@ def test_a_missing_or_damaged_shard_is_named(tmp_path):
 def test_another_parquet_file_under_the_name_is_refused(tmp_path):
     import pandas
 
-    pandas.DataFrame({"prompt_id": ["p"]}).to_parquet(tmp_path / "shard_00000_of_00001.parquet")
+    file = save_memory(MistakeMemory(), tmp_path)
+    pandas.DataFrame({"prompt_id": ["p"]}).to_parquet(file)
+    (tmp_path / f"_{file.stem}.sha256").write_text(hashlib.sha256(file.read_bytes()).hexdigest())
     with pytest.raises(MemoryFileError, match="no column question"):
         load_memory(MistakeMemory(), tmp_path)
 
@@ -151,7 +156,8 @@ def test_a_save_that_fails_leaves_the_file_of_before_and_nothing_else(tmp_path, 
     monkeypatch.setattr(state_module, "_table", fails)
     with pytest.raises(OSError, match="disk full"):
         save_memory(memory, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+    assert {path.name for path in tmp_path.iterdir()} == {file.name, f"_{file.stem}.sha256"}
+    load_memory(MistakeMemory(), tmp_path)
     assert file.read_bytes() == before
 
 
