@@ -93,7 +93,7 @@ def _sklearn(unit: np.ndarray) -> np.ndarray:
         metric="euclidean",
         cluster_selection_method="eom",
         allow_single_cluster=False,
-        copy=True,
+        copy=True,  # type: ignore[arg-type]  # its default is a word that warns
     ).fit_predict(unit)
     return found.astype(np.int32)
 

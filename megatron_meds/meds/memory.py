@@ -42,7 +42,7 @@ class Visit:
     features: np.ndarray
     """[n, d]"""
     correct: bool = False
-    samples: Sequence[int] | None = None
+    samples: Sequence[int] | np.ndarray | None = None
     """[n] numbers within the group; None: 0 to n - 1."""
     notes: Sequence[Note] | None = None
     layers: np.ndarray | None = None

@@ -45,9 +45,7 @@ def main() -> None:
     options = parser.parse_args()
     n, samples = options.prompts, options.samples
     print(f"{n} prompts x {samples} samples, {LAYERS} layers, {options.workers} processes\n")
-    print(
-        "| rows remembered a prompt | exchange s | assign s | cluster s | ours, s | plain loop, s | times | sizes |"
-    )
+    print("| rows a prompt | exchange s | assign s | cluster s | ours, s | plain loop, s | times | sizes |")
     print("|---:|---:|---:|---:|---:|---:|---:|---|")
     for rows in options.rows:
         known = options.reference_prompts or (n if rows == 160 else 32)
