@@ -63,10 +63,11 @@ def show(
 def _memory_folder(run: Path) -> Path:
     """Where the shards are: the folder itself, a checkpoint's, or that of the run's newest checkpoint."""
     from megatron_meds.checkpoint import whole_checkpoints
+    from megatron_meds.meds.state import FOLDER
 
     if not run.is_dir():
         raise UserError(f"{run}: no such folder")
-    for folder in (run, run / "memory"):
+    for folder in (run, run / FOLDER):
         if any(folder.glob("shard_*.parquet")):
             return folder
     checkpoints = whole_checkpoints(run / "checkpoints")
@@ -74,9 +75,9 @@ def _memory_folder(run: Path) -> Path:
         raise UserError(
             f"{run}: holds no whole checkpoint, and the memory is saved with one (run.save_every)"
         )
-    if not (checkpoints[-1] / "memory").is_dir():
+    if not (checkpoints[-1] / FOLDER).is_dir():
         raise UserError(f"{checkpoints[-1]}: holds no memory; the run had meds.enabled=false")
-    return checkpoints[-1] / "memory"
+    return checkpoints[-1] / FOLDER
 
 
 def _print_prompts(console: Console, found: list[PromptView], limit: int) -> None:

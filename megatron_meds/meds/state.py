@@ -27,6 +27,8 @@ from megatron_meds.meds.sharding import owner
 if TYPE_CHECKING:
     import pyarrow
 
+FOLDER = "memory"
+"""Where a run keeps the shards within a checkpoint."""
 _NAME = re.compile(r"shard_(\d{5})_of_(\d{5})\.parquet")
 _BATCH_ROWS = 65_536
 
