@@ -20,8 +20,8 @@ import numpy as np
 
 from megatron_meds.meds.clustering import Backend, cluster_many
 
-_WORTH_SENDING = 256 * 256
-"""Sum of squared row counts below which this process does it all: about 10 ms of work."""
+_WORTH_SENDING = 1_000_000
+"""Sum of squared row counts below which this process does it all: some 50 ms of work."""
 _STOP_SECONDS = 10.0
 
 

@@ -12,7 +12,7 @@ from sklearn.cluster import HDBSCAN
 from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import normalize
 
-from megatron_meds.meds import MistakeMemory, Visit, select_layers
+from megatron_meds.meds import MistakeMemory, Visit, select_layers, workers
 from megatron_meds.meds.memory import Note, vote
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("gold_meds_*.json"))
@@ -164,7 +164,8 @@ def test_the_memory_keeps_the_newest_rows_and_knows_its_size():
     assert len(memory["p", False]) == 20
 
 
-def test_visits_of_many_prompts_with_workers_equal_visits_one_by_one():
+def test_visits_of_many_prompts_with_workers_equal_visits_one_by_one(monkeypatch):
+    monkeypatch.setattr(workers, "_WORTH_SENDING", 0)
     together, single = MistakeMemory(workers=2), MistakeMemory()
     for step in range(3):
         brought = {f"p{i}": rows(3 + i, seed=100 * step + i) for i in range(40)}
