@@ -72,27 +72,22 @@ def always_sent(monkeypatch):
     monkeypatch.setattr(workers_module, "_WORTH_SENDING", 0)
 
 
-def test_worker_processes_give_the_same_labels_and_end_when_closed(always_sent):
+def test_worker_processes_give_the_same_labels_are_replaced_when_they_die_and_end_when_closed(always_sent):
     sets = [blobs(n, seed=n) for n in range(40, 160, 3)]
     alone = cluster_many(sets)
     with ClusterWorkers(workers=2) as workers:
         for _ in range(2):
             for found, expected in zip(workers.cluster(sets), alone, strict=True):
                 np.testing.assert_array_equal(found, expected)
-        processes = list(workers._others)
-        assert len(processes) == 1
-    assert [process.returncode for process in processes] == [0]
-
-
-def test_a_worker_that_dies_is_reported_and_replaced(always_sent):
-    sets = [blobs(200, seed=n) for n in range(4)]
-    with ClusterWorkers(workers=2) as workers:
-        workers.cluster(sets)
-        workers._others[0].kill()
-        workers._others[0].wait()
+        (process,) = workers._others
+        process.kill()
+        process.wait()
         with pytest.raises(RuntimeError, match="clustering process ended"):
             workers.cluster(sets)
-        np.testing.assert_array_equal(workers.cluster(sets)[0], cluster_rows(sets[0]))
+        for found, expected in zip(workers.cluster(sets), alone, strict=True):
+            np.testing.assert_array_equal(found, expected)
+        (process,) = workers._others
+    assert process.returncode == 0
 
 
 def test_tight_means_within_a_cosine_radius_of_the_mean_direction():

@@ -1,6 +1,7 @@
 """The same penalties for the same trajectories, whatever the number of replicas; nobody waits in vain."""
 
 import hashlib
+import shutil
 
 import numpy as np
 import pytest
@@ -102,3 +103,24 @@ def test_no_rows_anywhere_and_rows_of_different_widths():
     assert shard.visit(rows_of([], [], [])).shape == (0,)
     with pytest.raises(ValueError, match=r"rows of \[3, 4\] features"):
         Rows.join([rows_of(["p"], [0], np.ones((1, 3))), rows_of(["p"], [0], np.ones((1, 4)))])
+
+
+def test_real_ranks_give_the_same_penalties_also_after_a_stop_at_two_and_a_start_at_four(ranks, tmp_path):
+    def play(size, layout, folder, first, last, lone=False):
+        results = ranks(size).run(
+            "tests.distributed.bodies_meds:penalties",
+            layout=layout,
+            folder=str(tmp_path / folder),
+            first=first,
+            last=last,
+            lone=lone,
+        )
+        return {key: value for part in results if part for key, value in part.items()}
+
+    single = ledgers(1, "wrong")
+    assert play(2, {"pipeline": 2}, "one", 0, 4) == single
+    before = play(4, {"tensor": 2}, "two", 0, 2)
+    shutil.copytree(tmp_path / "two", tmp_path / "resumed")
+    after = play(4, {}, "resumed", 2, 4)
+    assert before | after == single
+    assert play(4, {}, "lone", 0, 4, lone=True) == single
