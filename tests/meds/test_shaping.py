@@ -158,7 +158,9 @@ def test_the_metrics_of_a_step():
     assert values["meds/clusters"] == pytest.approx(np.mean([len(set(part[part >= 0])) for part in labels]))
     assert values["meds/memory_rows"] == sum(map(len, labels)) == meds.memory.rows
     assert values["meds/memory_bytes"] == meds.memory.bytes > 0
-    assert {f"meds/seconds/{part}" for part in ("exchange", "assign", "cluster")} <= set(report.maxima)
+    assert {f"meds/seconds/{part}" for part in ("exchange", "assign", "cluster", "diagnose")} <= set(
+        report.maxima
+    )
     ratios = [report.maxima[f"meds/eigen_ratio{kind}"] for kind in ("", "_normalised", "_pooled")]
     assert all(1 / 14 < ratio < 1 for ratio in ratios)
 
