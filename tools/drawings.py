@@ -79,7 +79,15 @@ def drawing(width: int, height: int, title: str, parts: Sequence[str]) -> str:
 def house() -> str:
     """Folders, and who knows what."""
     parts = [
-        box(20, 16, 900, 48, "plain", "cli/", ["train, check-sync, convert, data, memory, doctor: arguments in, messages out"]),
+        box(
+            20,
+            16,
+            900,
+            48,
+            "plain",
+            "cli/",
+            ["train, check-sync, convert, data, memory, doctor: arguments in, messages out"],
+        ),
         arrow((470, 64), (470, 84)),
         box(
             20,

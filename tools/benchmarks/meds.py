@@ -42,22 +42,26 @@ def main() -> None:
         "--reference-prompts", type=int, default=None, help="default: all at 160 rows, else 32"
     )
     parser.add_argument("--repeats", type=int, default=3, help="of ours up to 400 rows; the median is shown")
+    parser.add_argument("--only", choices=["rows", "prompts", "replicas"], help="one table; default: all")
     options = parser.parse_args()
-    n, samples = options.prompts, options.samples
-    print(f"{n} prompts x {samples} samples, {LAYERS} layers, {options.workers} processes\n")
-    print("| rows a prompt | exchange s | assign s | cluster s | ours, s | plain loop, s | times | sizes |")
-    print("|---:|---:|---:|---:|---:|---:|---:|---|")
-    for rows in options.rows:
-        known = options.reference_prompts or (n if rows == 160 else 32)
-        print(compare(min(known, n), n, rows, samples, options.workers, options.repeats), flush=True)
-    print("\n| prompts, 160 rows each | assign s | cluster s |\n|---:|---:|---:|")
-    for count in (n // 8, n // 4, n // 2, n):
-        found, _ = ours(count, 160, samples, options.workers, options.repeats)
-        print(f"| {count} | {found['assign']:.3f} | {found['cluster']:.3f} |", flush=True)
-    print("\n| replicas, 160 rows a prompt | exchange s | assign s | cluster s | sent by one, MB |")
-    print("|---:|---:|---:|---:|---:|")
-    for replicas in (1, 2, 4, 8):
-        print(spread(n, replicas, samples, options.workers), flush=True)
+    n, samples, workers = options.prompts, options.samples, options.workers
+    print(f"{n} prompts x {samples} samples, {LAYERS} layers, {workers} processes")
+    if options.only in (None, "rows"):
+        print("\n| rows each | exchange s | assign s | cluster s | ours, s | plain loop, s | times | sizes |")
+        print("|---:|---:|---:|---:|---:|---:|---:|---|")
+        for rows in options.rows:
+            known = options.reference_prompts or (n if rows == 160 else 32)
+            print(compare(min(known, n), n, rows, samples, workers, options.repeats), flush=True)
+    if options.only in (None, "prompts"):
+        print("\n| prompts, 160 rows each | assign s | cluster s |\n|---:|---:|---:|")
+        for count in (n // 8, n // 4, n // 2, n):
+            found, _ = ours(count, 160, samples, workers, options.repeats)
+            print(f"| {count} | {found['assign']:.3f} | {found['cluster']:.3f} |", flush=True)
+    if options.only in (None, "replicas"):
+        print("\n| replicas, 160 rows a prompt | exchange s | assign s | cluster s | sent by one, MB |")
+        print("|---:|---:|---:|---:|---:|")
+        for replicas in (1, 2, 4, 8):
+            print(spread(n, replicas, samples, workers), flush=True)
 
 
 def responses(prompt: int, count: int, seed: int) -> np.ndarray:
