@@ -17,6 +17,7 @@ from megatron_meds.agreement import together
 from megatron_meds.meds import AnswerToken, Meds, load_memory, save_memory
 from megatron_meds.meds.positions import Decode, NoFeature
 from megatron_meds.meds.settings import MedsSettings
+from megatron_meds.meds.state import FOLDER
 from megatron_meds.metrics import Sums
 from megatron_meds.trajectory import RewardLedger, Trajectory
 
@@ -68,7 +69,7 @@ class Mistakes:
     def save(self, checkpoint: Path) -> None:
         """Write this head's share below a checkpoint's folder; other ranks have none."""
         if self._meds is not None:
-            save_memory(self._meds.memory, _folder(checkpoint), self._mesh.replica, self._mesh.replicas)
+            save_memory(self._meds.memory, checkpoint / FOLDER, self._mesh.replica, self._mesh.replicas)
 
     def load(self, checkpoint: Path) -> bool:
         """Take the memory of a checkpoint, whatever the number of replicas that wrote it. Collective.
@@ -79,7 +80,7 @@ class Mistakes:
         Raises:
             RankError: a file cannot be read.
         """
-        folder = _folder(checkpoint)
+        folder = checkpoint / FOLDER
         present = self._mesh.all_gather(folder.is_dir())[0]
 
         def read() -> None:
@@ -88,7 +89,3 @@ class Mistakes:
 
         together(read, "the memory of mistakes was not loaded", self._mesh.all_gather)
         return present
-
-
-def _folder(checkpoint: Path) -> Path:
-    return checkpoint / "memory"
