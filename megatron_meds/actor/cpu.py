@@ -16,6 +16,7 @@ from collections.abc import Callable
 import torch
 import torch._dynamo
 from megatron.core.tensor_parallel import random as megatron_random
+from torch.utils._device import _device_constructors
 
 _CPU = torch.device("cpu")
 _enabled = False
@@ -114,6 +115,9 @@ def enable() -> None:
     # Advice for the order of CUDA kernels, given whenever sequence parallelism is on.
     warnings.filterwarnings("ignore", message=r".*CUDA_DEVICE_MAX_CONNECTIONS", category=UserWarning)
 
+    # `with torch.device(...)` knows the factories by what they are at its first use. Asked before they
+    # are replaced, it goes on to work, and with it models that transformers builds on "meta".
+    _device_constructors()
     # Token counts, gradient norms, overflow flags are made with device="cuda".
     for name in ("empty", "empty_like", "full", "ones", "tensor", "zeros"):
         setattr(torch, name, _on_cpu(getattr(torch, name)))

@@ -45,6 +45,16 @@ def test_logits_equal_hugging_face(ranks, tiny, kind, layout, packed):
     _agree(ranks(2).run(BODY, layout=layout, folder=folder, sequences=SEQUENCES, packed=packed), folder)
 
 
+def test_transformers_works_beside_an_actor_on_the_cpu(ranks, tiny):
+    folder = tiny("qwen3")
+    found = ranks(2).run(
+        "tests.distributed.bodies_actor:logits_of_transformers", layout={}, folder=folder, ids=SEQUENCES[0]
+    )
+    (reference,) = _reference(folder, SEQUENCES[:1])
+    for logits in found:
+        torch.testing.assert_close(logits, reference)
+
+
 @pytest.mark.parametrize("sequence", [False, True], ids=["tp4", "tp4-sp"])
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 def test_logits_hold_with_fewer_key_value_heads_than_tensor_ranks(ranks, tiny, kind, sequence):

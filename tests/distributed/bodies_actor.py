@@ -57,6 +57,15 @@ def refusal_to_gather(mesh: Mesh) -> str:
     raise AssertionError("gather_heads took part")
 
 
+def logits_of_transformers(mesh: Mesh, folder: Path, ids: list[int]) -> torch.Tensor:
+    """What transformers says in a process whose actor runs on the CPU: [T, V]."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits[0]
+
+
 def logits(
     mesh: Mesh, folder: Path, sequences: list[list[int]], packed: bool, **actor: Any
 ) -> list[torch.Tensor]:
