@@ -1,8 +1,8 @@
 """The pool of ranks: results by rank, and a failure that shows itself and leaves no wreck behind."""
 
-import os
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from tests.ranks import RankError, RankPool
@@ -35,4 +35,5 @@ def test_a_rank_that_fails_hangs_or_ends_is_shown_and_new_ranks_serve_on(pool, b
     with pytest.raises(RankError, match=message):
         pool.run(f"{BODIES}:{body}", rank=1, timeout=1.0 if body == "sleep_on" else 30.0)
     assert pool.run(f"{BODIES}:add_rank", value=5) == [5, 6]
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in old)
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in old if psutil.pid_exists(pid)], timeout=10)
+    assert not alive

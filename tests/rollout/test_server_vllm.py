@@ -1,5 +1,6 @@
 """Real vLLM servers that die, and trainers that die before their servers."""
 
+import copy
 import os
 import signal
 import subprocess
@@ -85,7 +86,9 @@ def test_a_server_killed_in_the_middle_comes_back_and_nothing_is_lost_or_counted
     model = perturbed(vllm_server.model(), 12)
     vllm_server.push(model)
     both = [vllm_server.urls[0], other_trainer[1]]
-    sync = WeightSync(WeightsSettings(), both, source_of(perturbed(model, 13)), OneRank(), transport="shm")
+    sync = WeightSync(
+        WeightsSettings(), both, source_of(perturbed(copy.deepcopy(model), 13)), OneRank(), transport="shm"
+    )
     sync.connect()
     # Long responses, few at once: the server is killed after the first ones.
     client = vllm_server.client(max_tokens=200, concurrency=4)
