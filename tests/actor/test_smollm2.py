@@ -59,6 +59,9 @@ def reference(batch):
     """(log-probabilities, entropies) of each trajectory and the gradient, by Hugging Face in fp32."""
     trajectories, arrays = batch
     model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
+    # The end of a turn is this model's padding too, and torch gives a padding row no gradient; here it is a
+    # token like any other.
+    model.get_input_embeddings().padding_idx = None
     total, scores = torch.zeros(()), []
     for i, t in enumerate(trajectories):
         prompt = list(t.prompt.token_ids)
