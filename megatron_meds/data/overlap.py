@@ -1,4 +1,4 @@
-"""Training questions that an evaluation set asks too: found by their letters and digits, told, left out.
+"""Training questions that an evaluation set asks too: found by letters, digits and signs, told, left out.
 
 Copies of one problem differ in spaces, punctuation and LaTeX delimiters, so that `prompt_id` does not see
 all of them. Knows prompts, not where they come from.
@@ -6,12 +6,17 @@ all of them. Knows prompts, not where they come from.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from megatron_meds.data.fields import DataError
 from megatron_meds.trajectory import Prompt
+
+_SIGNS = frozenset("-*/^!%")
+"""Signs of arithmetic that Unicode does not count among the mathematical symbols."""
+_HYPHEN = re.compile(r"(?<=[^\W\d_])-(?=[^\W\d_])|^\s*-(?=\s)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -31,11 +36,11 @@ def find_overlap(training: Sequence[Prompt], evaluation: Mapping[str, Sequence[P
     """The problems that are on both sides."""
     ids: dict[str, set[str]] = {}
     for prompt in training:
-        ids.setdefault(letters_and_digits(prompt.question), set()).add(prompt.id)
+        ids.setdefault(core(prompt.question), set()).add(prompt.id)
     asked: dict[str, int] = {}
     shared: set[str] = set()
     for name, prompts in evaluation.items():
-        found = [key for prompt in prompts if (key := letters_and_digits(prompt.question)) in ids]
+        found = [key for prompt in prompts if (key := core(prompt.question)) in ids]
         shared.update(*(ids[key] for key in found))
         if found:
             asked[name] = len(found)
@@ -54,8 +59,13 @@ def without_overlap(training: Sequence[Prompt], overlap: Overlap) -> list[Prompt
     return kept
 
 
-def letters_and_digits(question: str) -> str:
-    """The question's letters and digits in lower case, Unicode normalised (NFKC). A question without any
-    stands for itself."""
-    text = unicodedata.normalize("NFKC", question).casefold()
-    return "".join(filter(str.isalnum, text)) or question
+def core(question: str) -> str:
+    """What makes the problem: letters and digits in lower case and the signs of arithmetic, Unicode
+    normalised (NFKC). A question without any stands for itself.
+
+    A minus between letters is a hyphen, one that opens a line a bullet; both are left out.
+    """
+    text = _HYPHEN.sub("", unicodedata.normalize("NFKC", question).casefold().replace("\N{MINUS SIGN}", "-"))
+    return (
+        "".join(c for c in text if c.isalnum() or c in _SIGNS or unicodedata.category(c) == "Sm") or question
+    )

@@ -70,8 +70,8 @@ class DataSettings(Section):
     evaluation: list[DatasetSettings] = Field(default_factory=list)
     """Held-out sets."""
     overlap: Literal["keep", "drop"] = "keep"
-    """Training questions that an evaluation set asks too (by letters and digits): stay, or are left out. They
-    are counted and told either way."""
+    """Training questions that an evaluation set asks too (by letters, digits and signs of arithmetic): stay,
+    or are left out. They are counted and told either way."""
     folder: Path | None = None
     """Local copies of known sets, each NAME.jsonl, NAME.parquet or NAME/SPLIT.*; looked at first."""
     cache: Path | None = None
