@@ -57,6 +57,6 @@ def test_the_papers_training_sets_hold_as_many_benchmark_problems_as_was_counted
     names = ("aime24", "amc23", "math500", "minerva", "olympiadbench")
     benchmarks = {name: load(name, "eval") for name in names}
     dapo = find_overlap(load("dapo-math-17k", "train"), benchmarks)
-    # By letters and digits alone there are 7 of MATH500: one asks for the roots of z^4 + z^2 + 1, training for
+    # Letters and digits alone find 7 of MATH500: one asks for the roots of z^4 + z^2 + 1, training for
     # those of z^4 - z^2 + 1.
     assert dapo.asked == {"amc23": 8, "math500": 6, "olympiadbench": 10}
