@@ -190,18 +190,24 @@ def _answer(body: str, layout: dict[str, Any] | None, kwargs: dict[str, Any]) ->
         return pickle.dumps((False, traceback.format_exc()))
 
 
+_open: list[tuple[dict[str, Any], Any]] = []
+"""The mesh of the last body and its layout: half a second to make, so that it serves the next body too if
+that asks for the same layout."""
+
+
 def _call(body: str, layout: dict[str, Any] | None, kwargs: dict[str, Any]) -> Any:
     module, _, name = body.partition(":")
     function = getattr(importlib.import_module(module), name)
+    if _open and _open[0][0] != layout:
+        _open.pop()[1].close()
     if layout is None:
         return function(**kwargs)
     from megatron_meds.actor.mesh import Mesh
     from megatron_meds.actor.settings import LayoutSettings
 
-    mesh = Mesh.create(LayoutSettings(**layout), device="cpu", timeout_minutes=5.0)
-    result = function(mesh, **kwargs)
-    mesh.close()
-    return result
+    if not _open:
+        _open.append((layout, Mesh.create(LayoutSettings(**layout), device="cpu", timeout_minutes=5.0)))
+    return function(_open[0][1], **kwargs)
 
 
 if __name__ == "__main__":

@@ -71,8 +71,8 @@ def run(ranks, folder, layout, shares, variants=VARIANTS, tokens=TOKENS):
     )
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "qwen3_tied"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_layer_logits_equal_those_of_hugging_face(ranks, tiny, reference, kind, layout):
     parts = LAYOUTS[layout]
     replicas = 4 // (parts.get("tensor", 1) * parts.get("pipeline", 1))

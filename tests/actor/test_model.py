@@ -36,10 +36,10 @@ def _agree(found, folder, sequences=SEQUENCES, atol=2e-5):
 
 
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "layout", [{}, {"tensor": 2}, {"tensor": 2, "sequence": True}], ids=["tp1", "tp2", "tp2-sp"]
 )
-@pytest.mark.parametrize("kind", KINDS)
 def test_logits_equal_hugging_face(ranks, tiny, kind, layout, packed):
     folder = tiny(kind)
     _agree(ranks(2).run(BODY, layout=layout, folder=folder, sequences=SEQUENCES, packed=packed), folder)

@@ -76,8 +76,8 @@ def reference(tiny):
 
 
 @pytest.mark.parametrize("batching", ["packed", "padded"])
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "qwen3_tied"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_scores_and_gradients_equal_hugging_face(ranks, tiny, reference, kind, layout, batching):
     trajectories, arrays = batch()
     results = ranks(4).run(
