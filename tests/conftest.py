@@ -5,6 +5,7 @@ import pytest
 pytest_plugins = ["tests.fixtures_ranks", "tests.fixtures_tiny", "tests.fixtures_vllm"]
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Two processes run the tests (`make test`): the files that use the session's ranks in one, those that
     use its vLLM server together in the other, and never a file in both."""
