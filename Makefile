@@ -12,7 +12,7 @@ quickstart: setup  ## train the tiny reasoner with DAPO on this machine's CPU
 	.venv/bin/megatron-meds train examples/tiny_reasoner/dapo.yaml run.name=quickstart-$$(date +%Y%m%d-%H%M%S)
 
 test: setup  ## run the tests, two at a time (ARGS="-k mesh" for some of them, "-n 0" one after the other)
-	.venv/bin/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	.venv/bin/python -m pytest -n 2 $(ARGS)
 
 check: setup  ## formatting, lint, types, import contracts, generated documents
 	.venv/bin/ruff format --check .

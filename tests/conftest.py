@@ -1,23 +1,28 @@
-"""What every test may ask for. Each fixture lives in a plugin file of its own."""
+"""What every test may ask for, each fixture in a file of its own; and how two processes share the tests."""
+
+from functools import cache
+from pathlib import Path
 
 import pytest
 
 pytest_plugins = ["tests.fixtures_ranks", "tests.fixtures_tiny", "tests.fixtures_vllm"]
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two processes run the tests (`make test`): the files that use the session's ranks in one, those that
-    use its vLLM server together in the other, and never a file in both."""
-    groups = {
-        _file(item): fixture
-        for fixture in ("ranks", "vllm_server")  # a file that uses both goes with the server
-        for item in items
-        if fixture in item.fixturenames  # type: ignore[attr-defined]
-    }
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(groups.get(_file(item), _file(item))))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """With `-n 2` (`make test`): the files that use the session's ranks go to one process, those that use
+    its vLLM server to one, and no file to both."""
+    from xdist.scheduler import LoadScopeScheduling
 
+    @cache
+    def group(file: str) -> str:
+        text = (config.rootpath / Path(file)).read_text()
+        if "vllm_server" in text:  # a file that uses ranks too goes with the server
+            return "vLLM server"
+        return "ranks" if "ranks(" in text else file
 
-def _file(item: pytest.Item) -> str:
-    return item.nodeid.partition("::")[0]
+    class ByFixture(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group(nodeid.partition("::")[0])
+
+    return ByFixture(config, log)
