@@ -42,17 +42,21 @@ class Sums:
     def total(self, name: str, value: float) -> None:
         self.totals[name] = self.totals.get(name, 0.0) + value
 
+    def add(self, other: Sums) -> None:
+        """Add what another one holds."""
+        for name, (total, count) in other.means.items():
+            self.ratio(name, total, count)
+        for name, value in other.maxima.items():
+            self.maximum(name, value)
+        for name, value in other.totals.items():
+            self.total(name, value)
+
     @classmethod
     def merge(cls, parts: Sequence[Sums]) -> Sums:
         """The sums of all replicas."""
         whole = cls()
         for part in parts:
-            for name, (total, count) in part.means.items():
-                whole.ratio(name, total, count)
-            for name, value in part.maxima.items():
-                whole.maximum(name, value)
-            for name, value in part.totals.items():
-                whole.total(name, value)
+            whole.add(part)
         return whole
 
     def values(self) -> dict[str, float]:

@@ -59,12 +59,7 @@ class Mistakes:
         rows = [t.layer_logits for t in trajectories if t.layer_logits is not None]  # scored before: all
         table = np.stack(rows) if rows else np.empty((0, 1), dtype=np.float32)
         report = self._meds.shape(ledger, trajectories, self._answers, table, step)
-        for name, (total, count) in report.means.items():
-            metrics.ratio(name, total, count)
-        for name, value in report.maxima.items():
-            metrics.maximum(name, value)
-        for name, value in report.totals.items():
-            metrics.total(name, value)
+        metrics.add(Sums(report.means, report.maxima, report.totals))
 
     def save(self, checkpoint: Path) -> None:
         """Write this head's share below a checkpoint's folder; other ranks have none."""
