@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -28,6 +29,9 @@ from megatron_meds.rollout.settings import ServerSettings
 GIB = 2**30
 CPU_BATCHED_TOKENS = 8192
 """Tokens that a CPU server computes at once, if no prompt is longer."""
+_PORTS = range(20_000, 32_768)
+"""Where free ports for servers are looked for."""
+_given: set[int] = set()
 _POLL_SECONDS = 0.5
 _LOG_LINES = 30
 _OF_THE_TRAINER = (
@@ -311,11 +315,24 @@ def _ports(settings: ServerSettings) -> list[int]:
         for port in ports:
             _bind(settings.host, port).close()
         return ports
-    probes = [_bind(settings.host, 0) for _ in range(settings.count)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
+    return [_free_port(settings.host) for _ in range(settings.count)]
+
+
+def _free_port(host: str) -> int:
+    """A port that is free and stays so until the server asks for it, which may be half a minute later.
+
+    Below the range that the kernel gives to connections, and each only once in this process.
+    """
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        if port in _given:
+            continue
+        try:
+            _bind(host, port).close()
+        except ServerError:
+            continue
+        _given.add(port)
+        return port
+    raise ServerError(f"rollout.server.port: none of {_PORTS.start} to {_PORTS.stop - 1} is free on {host}")
 
 
 def _bind(host: str, port: int) -> socket.socket:
