@@ -8,8 +8,8 @@ help:  ## list the targets
 setup:  ## make .venv and install the locked CPU environment
 	@tools/setup.sh
 
-quickstart: setup  ## train the tiny reasoner with DAPO on this machine's CPU
-	.venv/bin/megatron-meds train examples/tiny_reasoner/dapo.yaml run.name=quickstart-$$(date +%Y%m%d-%H%M%S)
+quickstart: setup  ## train the tiny reasoner with DAPO and MEDS on this machine's CPU
+	.venv/bin/megatron-meds train examples/tiny_reasoner/meds.yaml run.name=quickstart-$$(date +%Y%m%d-%H%M%S)
 
 test: setup  ## run the tests, two at a time (ARGS="-k mesh" for some of them, "-n 0" one after the other)
 	.venv/bin/python -m pytest -n 2 $(ARGS)

@@ -14,20 +14,17 @@ Exits with 1 where a run failed, a step is missing, or any metric of any step is
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from one_server import metrics_of, serve, train
 from rich.console import Console
 from rich.table import Table
 
-from megatron_meds import config
 from megatron_meds.algorithms.recipe import NAMES
-from megatron_meds.rollout.server import Servers
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "examples" / "tiny_reasoner" / "dapo.yaml"
@@ -98,7 +95,7 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=False)
     console = Console(width=None if sys.stdout.isatty() else 130)
     outcomes = []
-    with serve(out) as servers:
+    with serve(CONFIG, COMMON, out) as servers:
         for name in given.algorithms or NAMES:
             outcomes.append(run(name, given.steps, out, servers.urls))
             console.print(f"{name}: exit code {outcomes[-1].exit_code}, {len(outcomes[-1].rows)} steps")
@@ -112,33 +109,11 @@ def main() -> None:
     sys.exit(not all(outcome.sound(given.steps) for outcome in outcomes))
 
 
-def serve(out: Path) -> Servers:
-    """A server of the starting policy, to which every run brings its own weights."""
-    settings = config.load(CONFIG, COMMON)
-    return Servers.start(
-        settings.rollout.server,
-        settings.model.path,
-        run_dir=out,
-        max_model_len=settings.data.max_prompt_tokens + settings.rollout.max_tokens,
-        dtype="float32",
-        device="cpu",
-        transport="shm",
-        seed=settings.run.seed,
-    )
-
-
 def run(name: str, steps: int, out: Path, urls: list[str]) -> Outcome:
     """Train with one algorithm; its output goes to OUT/NAME.log."""
-    folder = out / name
-    command = [sys.executable, "-m", "megatron_meds.cli.main", "train", str(CONFIG), *COMMON]
-    command += [f"algorithm.name={name}", *([TERMS[name]] if name in TERMS else [])]
-    command += [f"run.name={name}", f"run.folder={folder}", f"run.steps={steps}"]
-    command += ["rollout.server.placement=external", f"rollout.server.urls=[{', '.join(urls)}]"]
-    with (out / f"{name}.log").open("w") as log:
-        done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False)
-    file = folder / "metrics.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    return Outcome(name, done.returncode, rows)
+    given = [*COMMON, f"algorithm.name={name}", *([TERMS[name]] if name in TERMS else [])]
+    exit_code = train(CONFIG, [*given, f"run.steps={steps}"], out / name, urls)
+    return Outcome(name, exit_code, metrics_of(out / name))
 
 
 def table(outcomes: list[Outcome], steps: int) -> Table:

@@ -13,11 +13,12 @@ from typing import Literal, get_args
 import numpy as np
 from sklearn.cluster import HDBSCAN
 
-from megatron_meds.meds.linkage import NOISE, hdbscan_labels
+from megatron_meds.meds.linkage import NOISE, hdbscan_grown
+from megatron_meds.meds.trees import Tree
 
 Backend = Literal["auto", "sklearn", "cuml"]
 
-OWN_ROWS = 512
+OWN_ROWS = 2048
 """Up to here `auto` takes `linkage`, which gives scikit-learn's labels in less time."""
 GPU_ROWS = 4096
 """From here on `auto` takes cuML, where it is installed."""
@@ -52,6 +53,20 @@ def cluster_many(sets: Sequence[np.ndarray], backend: Backend = "auto") -> list[
         ValueError: a row that is not finite, or an unknown backend.
         ModuleNotFoundError: `cuml` is asked for and not installed.
     """
+    return cluster_grown(sets, [None] * len(sets), backend)[0]
+
+
+def cluster_grown(
+    sets: Sequence[np.ndarray], before: Sequence[Tree | None], backend: Backend = "auto"
+) -> tuple[list[np.ndarray], list[Tree | None]]:
+    """`cluster_many` for sets that grew at their end since they were clustered before.
+
+    Args:
+        before: per set the tree that it had then, or None.
+
+    Returns:
+        Labels, and per set the tree to bring the next time; None where there is none to go on from.
+    """
     if backend not in get_args(Backend):
         raise ValueError(f"backend {backend!r} is none of {', '.join(get_args(Backend))}")
     unit = []
@@ -62,6 +77,7 @@ def cluster_many(sets: Sequence[np.ndarray], backend: Backend = "auto") -> list[
         unit.append(normalise(rows))
     has_cuml = backend == "cuml" or (backend == "auto" and find_spec("cuml") is not None)
     labels: list[np.ndarray] = [np.full(len(rows), NOISE, dtype=np.int32) for rows in unit]
+    trees: list[Tree | None] = [None] * len(unit)
     own = []
     for index, rows in enumerate(unit):
         if len(rows) < 2:
@@ -72,9 +88,10 @@ def cluster_many(sets: Sequence[np.ndarray], backend: Backend = "auto") -> list[
             labels[index] = _cuml(rows)
         else:
             labels[index] = _sklearn(rows)
-    for index, found in zip(own, hdbscan_labels([unit[i] for i in own]), strict=True):
-        labels[index] = found
-    return labels
+    found, grew = hdbscan_grown([unit[i] for i in own], [before[i] for i in own])
+    for index, label, tree in zip(own, found, grew, strict=True):
+        labels[index], trees[index] = label, tree
+    return labels, trees
 
 
 def is_tight(rows: np.ndarray, radius: float) -> bool:

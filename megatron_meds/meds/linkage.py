@@ -1,11 +1,10 @@
 """HDBSCAN for min_cluster_size 2 and min_samples 1, many small sets at a time. Knows numbers only.
 
 With min_samples 1 the mutual reachability of two rows is their distance, and with min_cluster_size 2
-only single rows ever leave a cluster, so that the whole algorithm is: minimum spanning tree, its
-edges sorted, a condensed tree, excess of mass. Labels equal those of scikit-learn's HDBSCAN one by
-one, ties and copies included: distances come from scikit-learn, Prim's algorithm starts at row 0 and
-takes the first of equals, edges are sorted by numpy's default sort as there, and the sums that excess
-of mass compares are added in the same order. tests/meds/test_linkage.py holds it to that.
+only single rows ever leave a cluster, so that the whole algorithm is: minimum spanning tree (`trees`),
+its edges sorted, a condensed tree, excess of mass. Labels equal those of scikit-learn's HDBSCAN one by
+one, ties and copies included: edges are sorted by numpy's default sort as there, and the sums that
+excess of mass compares are added in the same order. tests/meds/test_linkage.py holds it to that.
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from sklearn.metrics import DistanceMetric
+
+from megatron_meds.meds.trees import Tree, grown, spanning_trees
 
 NOISE = -1
-_CHUNK_BYTES = 16 * 2**20
-"""Distances held at once, unless a single set needs more."""
 
 
 def hdbscan_labels(sets: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -30,61 +28,31 @@ def hdbscan_labels(sets: Sequence[np.ndarray]) -> list[np.ndarray]:
         Per set [n] int32: -1 noise, else 0, 1, ... as `sklearn.cluster.HDBSCAN(min_cluster_size=2,
         min_samples=1)` numbers them. Fewer than two rows are noise.
     """
-    labels: list[np.ndarray] = [np.full(len(rows), NOISE, dtype=np.int32) for rows in sets]
-    order = sorted((i for i, rows in enumerate(sets) if len(rows) > 1), key=lambda i: len(sets[i]))
-    while order:
-        largest = len(sets[order[-1]])
-        count = max(1, _CHUNK_BYTES // (8 * largest * largest))
-        chunk, order = order[-count:], order[:-count]
-        distances = np.full((len(chunk), largest, largest), np.inf)
-        for place, index in enumerate(chunk):
-            n = len(sets[index])
-            distances[place, :n, :n] = pairwise_distances(sets[index])
-        sources, targets, lengths = spanning_trees(distances)
-        for place, index in enumerate(chunk):
-            edges = len(sets[index]) - 1
-            tree = (sources[place, :edges], targets[place, :edges], lengths[place, :edges])
-            labels[index] = _labels_of_tree(*tree)
-    return labels
+    return hdbscan_grown(sets, [None] * len(sets))[0]
 
 
-def pairwise_distances(rows: np.ndarray) -> np.ndarray:
-    """[n, n] Euclidean distances by the very loop that scikit-learn's HDBSCAN runs."""
-    return DistanceMetric.get_metric("euclidean").pairwise(np.ascontiguousarray(rows, dtype=np.float64))
-
-
-def spanning_trees(distances: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Prim's algorithm from row 0 on P sets side by side; the first of equally near rows goes first.
+def hdbscan_grown(
+    sets: Sequence[np.ndarray], before: Sequence[Tree | None]
+) -> tuple[list[np.ndarray], list[Tree | None]]:
+    """As `hdbscan_labels`, for sets that grew since they were clustered before.
 
     Args:
-        distances: [P, n, n] fp64, symmetric; a set with fewer rows is filled up with inf behind.
+        before: the tree of each set's first rows, as it was returned then; None: unknown.
 
     Returns:
-        Edges [P, n - 1] in the order in which they were found: from (int), to (int), length. Those of
-        a set of m rows are the first m - 1.
+        Labels, and each set's tree to go on from; None where equal lengths would leave a choice.
     """
-    P, n, _ = distances.shape
-    every = np.arange(P)
-    nearest = np.full((P, n), np.inf)
-    source = np.zeros((P, n), dtype=np.intp)
-    reached = np.zeros((P, n), dtype=bool)
-    closer = np.empty((P, n), dtype=bool)
-    sources, targets = np.empty((P, n - 1), dtype=np.intp), np.empty((P, n - 1), dtype=np.intp)
-    lengths = np.empty((P, n - 1))
-    here = np.zeros(P, dtype=np.intp)
-    for step in range(n - 1):
-        reached[every, here] = True
-        nearest[every, here] = np.inf
-        row = distances[every, here]
-        np.less(row, nearest, out=closer)
-        closer[reached] = False
-        np.copyto(nearest, row, where=closer)
-        np.copyto(source, here[:, None], where=closer)
-        here = nearest.argmin(axis=1)
-        sources[:, step] = source[every, here]
-        targets[:, step] = here
-        lengths[:, step] = nearest[every, here]
-    return sources, targets, lengths
+    trees = [grown(rows, tree) if tree is not None else None for rows, tree in zip(sets, before, strict=True)]
+    missing = [
+        i for i, (rows, tree) in enumerate(zip(sets, trees, strict=True)) if tree is None and len(rows) > 1
+    ]
+    for index, tree in zip(missing, spanning_trees([sets[i] for i in missing]), strict=True):
+        trees[index] = tree
+    labels = [
+        np.full(len(rows), NOISE, dtype=np.int32) if tree is None else _labels_of_tree(*tree)
+        for rows, tree in zip(sets, trees, strict=True)
+    ]
+    return labels, [tree if tree is not None and tree.is_unique else None for tree in trees]
 
 
 def _labels_of_tree(sources: np.ndarray, targets: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -19,6 +19,7 @@ import numpy as np
 
 from megatron_meds.meds.clustering import Backend, is_tight, normalise
 from megatron_meds.meds.linkage import NOISE
+from megatron_meds.meds.trees import Tree
 from megatron_meds.meds.workers import ClusterWorkers
 
 Noise = Literal["cluster", "free", "single"]
@@ -71,6 +72,8 @@ class Remembered:
     layers: np.ndarray
     """[m, L] fp16; [m, 0] where they are not kept, NaN in rows of a time when they were not."""
     question: str = ""
+    tree: Tree | None = None
+    """Spanning tree that the labels came from, to go on from at the next visit; not saved."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -78,7 +81,7 @@ class Remembered:
     @property
     def bytes(self) -> int:
         """Of the arrays and the characters of the texts."""
-        arrays = (self.features, self.labels, self.steps, self.samples, self.layers)
+        arrays = (self.features, self.labels, self.steps, self.samples, self.layers, *(self.tree or ()))
         return sum(array.nbytes for array in arrays) + sum(map(len, chain.from_iterable(self.notes)))
 
 
@@ -263,8 +266,12 @@ class MistakeMemory:
             for rows in remembered:
                 rows.labels = np.zeros(len(rows), dtype=np.int32)
             return
-        found = self._workers.cluster([rows.features for rows in remembered])
-        for rows, labels in zip(remembered, found, strict=True):
+        before = [rows.tree for rows in remembered]
+        found, trees = self._workers.cluster([rows.features for rows in remembered], before)
+        for rows, labels, tree in zip(remembered, found, trees, strict=True):
+            self.bytes -= rows.bytes
+            rows.tree = tree
+            self.bytes += rows.bytes
             if self.noise == "single" and (labels == NOISE).all():
                 labels = np.full_like(labels, 0 if is_tight(rows.features, self.single_radius) else NOISE)
             rows.labels = labels
@@ -329,6 +336,7 @@ def _newest(old: Remembered | None, new: Remembered, limit: int | None) -> Remem
         notes=[*old.notes, *new.notes][start:],
         layers=join(_widen(old.layers, width), _widen(new.layers, width)),
         question=new.question or old.question,
+        tree=old.tree if limit is None or len(old) + len(new) <= limit else None,
     )
 
 

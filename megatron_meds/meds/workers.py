@@ -18,10 +18,13 @@ from typing import IO, Any
 
 import numpy as np
 
-from megatron_meds.meds.clustering import Backend, cluster_many
+from megatron_meds.meds.clustering import Backend, cluster_grown
+from megatron_meds.meds.trees import Tree
 
+Found = tuple[list[np.ndarray], list[Tree | None]]
+"""Labels and trees, as `cluster_grown` gives them."""
 _WORTH_SENDING = 1_000_000
-"""Sum of squared row counts below which this process does it all: some 50 ms of work."""
+"""Sum of `_cost` below which this process does it all: some 50 ms of work."""
 _STOP_SECONDS = 10.0
 
 
@@ -44,16 +47,17 @@ class ClusterWorkers:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def cluster(self, sets: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """As `cluster_many`.
+    def cluster(self, sets: Sequence[np.ndarray], before: Sequence[Tree | None]) -> Found:
+        """As `cluster_grown`.
 
         Raises:
             RuntimeError: a worker process ended; says how.
         """
-        if self.workers == 1 or sum(len(rows) ** 2 for rows in sets) < _WORTH_SENDING:
-            return cluster_many(sets, self.backend)
+        costs = [_cost(rows, tree) for rows, tree in zip(sets, before, strict=True)]
+        if self.workers == 1 or sum(costs) < _WORTH_SENDING:
+            return cluster_grown(sets, before, self.backend)
         try:
-            return self._share_out(sets)
+            return self._share_out(sets, before, costs)
         except (OSError, EOFError) as error:
             codes = [process.poll() for process in self._others]
             self._kill()
@@ -64,16 +68,21 @@ class ClusterWorkers:
             self._kill()  # none may answer a request of this call in the next one
             raise
 
-    def _share_out(self, sets: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def _share_out(
+        self, sets: Sequence[np.ndarray], before: Sequence[Tree | None], costs: Sequence[int]
+    ) -> Found:
         while len(self._others) < self.workers - 1:
             self._others.append(_start())
-        own, *shares = _shares([len(rows) ** 2 for rows in sets], self.workers)
-        for process, share in zip(self._others, shares, strict=True):
-            _send(process.stdin, ([sets[i] for i in share], self.backend))
-        found = dict(zip(own, cluster_many([sets[i] for i in own], self.backend), strict=True))
-        for process, share in zip(self._others, shares, strict=True):
-            found.update(zip(share, _receive(process.stdout), strict=True))
-        return [found[i] for i in range(len(sets))]
+        shares = _shares(costs, self.workers)
+        requests = [([sets[i] for i in share], [before[i] for i in share]) for share in shares]
+        for process, request in zip(self._others, requests[1:], strict=True):
+            _send(process.stdin, (*request, self.backend))
+        answers: list[Found] = [cluster_grown(*requests[0], self.backend)]
+        answers += [_receive(process.stdout) for process in self._others]
+        found: dict[int, tuple[np.ndarray, Tree | None]] = {}
+        for share, (labels, trees) in zip(shares, answers, strict=True):
+            found.update(zip(share, zip(labels, trees, strict=True), strict=True))
+        return [found[i][0] for i in range(len(sets))], [found[i][1] for i in range(len(sets))]
 
     def close(self) -> None:
         """End the processes."""
@@ -91,6 +100,13 @@ class ClusterWorkers:
         for process in self._others:
             process.kill()
         self.close()
+
+
+def _cost(rows: np.ndarray, tree: Tree | None) -> int:
+    """Distances to look at; some more where a tree has to be grown, for its edges."""
+    if tree is None:
+        return len(rows) ** 2
+    return 2 * len(rows) * (len(rows) - len(tree.lengths) + 16)
 
 
 def _shares(costs: Sequence[int], count: int) -> list[list[int]]:
@@ -144,10 +160,10 @@ def _serve() -> None:
     os.dup2(2, 1)  # whatever a library prints must not stand among the answers
     while True:
         try:
-            sets, backend = _receive(requests)
+            request = _receive(requests)
         except EOFError:
             return
-        _send(answers, cluster_many(sets, backend))
+        _send(answers, cluster_grown(*request))
 
 
 if __name__ == "__main__":

@@ -74,17 +74,17 @@ def always_sent(monkeypatch):
 
 def test_worker_processes_give_the_same_labels_are_replaced_when_they_die_and_end_when_closed(always_sent):
     sets = [blobs(n, seed=n) for n in range(40, 160, 3)]
-    alone = cluster_many(sets)
+    alone, unknown = cluster_many(sets), [None] * len(sets)
     with ClusterWorkers(workers=2) as workers:
         for _ in range(2):
-            for found, expected in zip(workers.cluster(sets), alone, strict=True):
+            for found, expected in zip(workers.cluster(sets, unknown)[0], alone, strict=True):
                 np.testing.assert_array_equal(found, expected)
         (process,) = workers._others
         process.kill()
         process.wait()
         with pytest.raises(RuntimeError, match="clustering process ended"):
-            workers.cluster(sets)
-        for found, expected in zip(workers.cluster(sets), alone, strict=True):
+            workers.cluster(sets, unknown)
+        for found, expected in zip(workers.cluster(sets, unknown)[0], alone, strict=True):
             np.testing.assert_array_equal(found, expected)
         (process,) = workers._others
     assert process.returncode == 0

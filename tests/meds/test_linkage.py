@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn.cluster import HDBSCAN
 
-from megatron_meds.meds.linkage import hdbscan_labels, spanning_trees
+from megatron_meds.meds.linkage import hdbscan_grown, hdbscan_labels
+from megatron_meds.meds.trees import grown, spanning_trees
 
 
 def reference(rows: np.ndarray) -> np.ndarray:
@@ -50,5 +51,43 @@ def test_a_spanning_tree_has_the_weight_of_scipys():
 
     rows = np.random.default_rng(0).normal(size=(50, 3))
     distances = cdist(rows, rows)
-    _, _, lengths = spanning_trees(distances[None])
-    assert lengths.sum() == pytest.approx(minimum_spanning_tree(distances).sum())
+    (tree,) = spanning_trees([rows])
+    assert tree.lengths.sum() == pytest.approx(minimum_spanning_tree(distances).sum())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_set_that_grew_has_the_labels_it_would_have_had_at_once(kind):
+    generator = np.random.default_rng(11)
+    rows = np.asarray(KINDS[kind](generator, 400, 14), dtype=np.float64)
+    trees = [None]
+    for count in (1, 2, 3, 19, 40, 300, 301, 330, 330, 400):
+        (labels,), trees = hdbscan_grown([rows[:count]], trees)
+        np.testing.assert_array_equal(labels, reference(rows[:count]))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    arrays(np.float64, st.tuples(st.integers(3, 30), st.integers(1, 3)), elements=st.integers(-3, 3)),
+    st.integers(2, 29),
+)
+def test_a_tree_that_grew_has_the_clusters_of_a_fresh_one_on_lattices_too(rows, cut):
+    _, trees = hdbscan_grown([rows[:cut]], [None])
+    (labels,), _ = hdbscan_grown([rows], trees)
+    fresh = reference(rows)
+    assert len(set(zip(labels.tolist(), fresh.tolist(), strict=True))) == len(set(fresh.tolist()))
+
+
+def test_a_tree_is_grown_from_the_new_distances_alone_and_not_where_lengths_are_equal():
+    rows = np.random.default_rng(3).normal(size=(60, 5))
+    (old,) = spanning_trees([rows[:50]])
+    (fresh,) = spanning_trees([rows])
+    found = grown(rows, old)
+    assert found is not None
+    edges = [
+        {*zip(t.sources.tolist(), t.targets.tolist(), t.lengths.tolist(), strict=True)}
+        for t in (found, fresh)
+    ]
+    assert edges[0] == edges[1]
+    twin = np.concatenate([rows[:50], rows[3:4]])
+    assert grown(twin, old) is None
+    assert not spanning_trees([twin])[0].is_unique

@@ -159,7 +159,8 @@ def test_the_memory_keeps_the_newest_rows_and_knows_its_size():
     assert memory["p", False].notes[-1].answer == "4"
     np.testing.assert_array_equal(memory["p", False].features[-8:], rows(8, seed=4))
     assert memory.rows == 30
-    assert memory.bytes == 30 * (14 * 4 + 4 + 8 + 4) + 20 * 11
+    assert memory["p", False].tree is not None and memory["q", False].tree is None  # q: copies
+    assert memory.bytes == 30 * (14 * 4 + 4 + 8 + 4) + 20 * 11 + 19 * 24
     assert memory.visit("p", rows(50)).shape == (50,)
     assert len(memory["p", False]) == 20
 

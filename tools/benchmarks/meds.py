@@ -96,7 +96,9 @@ def primed(prompts: Sequence[int], rows: int, workers: int) -> MistakeMemory:
     if rows:
         memory.visit_many([Visit(f"prompt {p}", select_layers(responses(p, rows, 0))) for p in prompts])
     else:
-        memory._workers.cluster([np.ones((200, 2))] * 32)  # the processes are up before a step is timed
+        memory._workers.cluster(
+            [np.ones((200, 2))] * 32, [None] * 32
+        )  # the processes are up before a step is timed
     return memory
 
 
