@@ -97,10 +97,16 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Settings:
     """
     path = Path(path)
     raw = _read(path)
-    raw = _anchored(raw, Settings, path.absolute().parent)
     run = raw.setdefault("run", {})
     if isinstance(run, dict):
         run.setdefault("name", path.stem)
+    return assemble(raw, path.absolute().parent, overrides)
+
+
+def assemble(raw: dict[str, Any], base: Path, overrides: Sequence[str] = ()) -> Settings:
+    """The settings tree from nested dictionaries with overrides on top; relative paths count from
+    `base`. Raises SettingsError as `load` does."""
+    raw = _anchored(raw, Settings, base)
     for text in overrides:
         _override(raw, text)
     return parse(raw)

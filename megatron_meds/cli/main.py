@@ -15,6 +15,7 @@ from megatron_meds.cli.check_sync import check_sync
 from megatron_meds.cli.convert import convert
 from megatron_meds.cli.data import data
 from megatron_meds.cli.doctor import doctor
+from megatron_meds.cli.evaluate import evaluate
 from megatron_meds.cli.memory import memory
 from megatron_meds.cli.train import train
 from megatron_meds.errors import UserError
@@ -28,6 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(train)
+app.command()(evaluate)
 app.command()(convert)
 app.command()(check_sync)
 app.command()(doctor)
