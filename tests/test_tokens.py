@@ -8,7 +8,7 @@ from megatron_meds.tokens import TokenMap, token_at
 
 
 def decode(ids: list[int]) -> str:
-    """UTF-8 of bytes, so that a token may be a part of a character; 256 and above are special and left out."""
+    """UTF-8 of bytes: a token may be a part of a character; 256 and above are special and left out."""
     return bytes(i for i in ids if i < 256).decode(errors="replace")
 
 

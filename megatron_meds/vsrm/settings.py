@@ -21,11 +21,13 @@ class VsrmSettings(Section):
     unit: Literal["characters", "tokens"] = "characters"
     """Of `skip` and `gap`."""
     markers: list[str] | None = Field(default=None, min_length=1)
-    """Words that begin a step, in the cases listed; null: the preset's (sound: also Therefore, Thus, Hence)."""
+    """Words that begin a step, in the cases listed; null: the preset's (sound: Therefore, Thus and Hence
+    too)."""
     match: Literal["word", "substring"] | None = None
     """Markers are whole words (sound), or stand anywhere, as "So" in "Solving" (released)."""
     measure: Literal["split", "marker"] | None = None
-    """What `skip` and `gap` hold for: the split, at the start of its sentence (sound), or the marker (released)."""
+    """What `skip` and `gap` hold for: the split, at the start of its sentence (sound), or the marker
+    (released)."""
     decimal_ends: bool | None = None
     """Whether a `.` between digits ends a sentence: false (sound), true (released)."""
     truncated: Literal["close", "opening"] | None = None
@@ -54,9 +56,11 @@ class VsrmSettings(Section):
     min_gain: int = Field(default=1, ge=1)
     """The same in samples of `candidates`."""
     place: Literal["last", "first"] | None = None
-    """Token of a step that is rewarded: its last (sound; the credit reaches the whole step) or first (released)."""
+    """Token of a step that is rewarded: its last, so that the credit reaches the whole step (sound), or its
+    first (released)."""
     outcome: Literal["add", "overwrite"] | None = None
-    """Where a step reward falls on the outcome's token: both count (sound), or the outcome alone (released)."""
+    """Where a step reward falls on the outcome's token: both count (sound), or the outcome alone
+    (released)."""
     max_prefixes: int | None = Field(default=None, ge=2)
     """Prefixes of a response, evenly thinned; null: no limit."""
     share: float = Field(default=1.0, gt=0, le=1)

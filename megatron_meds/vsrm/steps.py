@@ -77,7 +77,7 @@ class StepRules:
 
     @classmethod
     def released(cls) -> StepRules:
-        """As the authors' code: markers within words, lengths by the marker, a `.` ends a sentence anywhere."""
+        """As the authors' code: markers within words, lengths by the marker, a `.` always ends a sentence."""
         return cls(markers=RELEASED_MARKERS, match="substring", measure="marker", decimal_ends=True)
 
 

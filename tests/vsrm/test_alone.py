@@ -21,7 +21,8 @@ print(split_steps(text, StepRules(skip=5, gap=5)), split_steps(text, StepRules.r
 print(step_rewards([0, 0.2, 0.6, 0.4, 1], gamma=0.7, window=4).round(3).tolist())
 print(reward_steps(text, lambda prefixes: [len(p) / 100 for p in prefixes], StepRules(skip=5, gap=5)).offsets)
 decode = lambda ids: "".join(map(chr, ids))
-print(len(plan_prefixes([1], [*map(ord, text)], text, decode, [*map(ord, "</think>")], StepRules(skip=5, gap=5))))
+close = [*map(ord, "</think>")]
+print(len(plan_prefixes([1], [*map(ord, text)], text, decode, close, StepRules(skip=5, gap=5))))
 print(sorted(name for name in ABSENT if name in sys.modules))
 """
 

@@ -86,7 +86,7 @@ def test_a_step_on_the_outcomes_token_adds_to_it_or_gives_way():
 
 @pytest.mark.parametrize(("bounds", "rewards"), [([1, 3], [0.1, 0.2]), ([2, 12], [0.5])])
 def test_steps_that_do_not_fit_the_response_are_refused(bounds, rewards):
-    with pytest.raises(ValueError, match="steps|bounds"):
+    with pytest.raises(ValueError, match=r"steps|bounds"):
         enter_steps(ledger_of(10), 0, bounds, rewards)
 
 
