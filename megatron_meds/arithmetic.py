@@ -54,6 +54,15 @@ def places(layout: LayoutSettings, world_size: int) -> list[Place]:
     return found
 
 
+def server_tokens(settings: Settings, positions: int) -> int:
+    """Longest sequence of the servers: prompt and response, and where steps are measured the continuation
+    of such a prefix, as far as the model has positions for it."""
+    longest = settings.data.max_prompt_tokens + settings.rollout.max_tokens
+    if settings.vsrm.enabled:
+        longest = max(longest, min(longest + settings.vsrm.room, positions))
+    return settings.rollout.server.max_model_len or longest
+
+
 @dataclass(frozen=True)
 class BatchArithmetic:
     """One training step in numbers. Token counts are upper bounds: every sequence at its limit."""

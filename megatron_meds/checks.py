@@ -21,6 +21,7 @@ from megatron_meds import machine
 from megatron_meds.actor.shape import ModelShape, UnsupportedModel, check_layout, read_model_config
 from megatron_meds.arithmetic import model_ranks, own_world_size, replicas
 from megatron_meds.checks_algorithm import find_faults as find_algorithm_faults
+from megatron_meds.checks_vsrm import find_faults as find_vsrm_faults
 from megatron_meds.config import Settings, SettingsError
 from megatron_meds.data.fields import ANSWER_FUNCTION
 from megatron_meds.data.known import KNOWN, is_known
@@ -85,6 +86,7 @@ def find_faults(settings: Settings, job: Job) -> Iterator[str]:
         yield from _servers(settings, job)
         yield from _reward(settings)
     yield from _meds(settings)
+    yield from find_vsrm_faults(settings)
 
 
 def find_reference_faults(settings: Settings, job: Job, rejoin: bool) -> Iterator[str]:

@@ -28,6 +28,7 @@ from megatron_meds.rollout.settings import RolloutSettings
 from megatron_meds.section import Section
 from megatron_meds.tracking.settings import TrackingSettings
 from megatron_meds.verify.settings import VerifySettings
+from megatron_meds.vsrm.settings import VsrmSettings
 from megatron_meds.weights.settings import WeightsSettings
 
 
@@ -80,6 +81,7 @@ class Settings(Section):
     verify: VerifySettings = VerifySettings()
     reward: RewardSettings = RewardSettings()
     meds: MedsSettings = MedsSettings()
+    vsrm: VsrmSettings = VsrmSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     data: DataSettings = DataSettings()
     tracking: TrackingSettings = TrackingSettings()

@@ -15,10 +15,11 @@ import numpy as np
 from megatron_meds.actor.mesh import Mesh
 from megatron_meds.agreement import together
 from megatron_meds.meds import AnswerToken, Meds, load_memory, save_memory
-from megatron_meds.meds.positions import Decode, NoFeature
+from megatron_meds.meds.positions import NoFeature
 from megatron_meds.meds.settings import MedsSettings
 from megatron_meds.meds.state import FOLDER
 from megatron_meds.metrics import Sums
+from megatron_meds.tokens import Decode
 from megatron_meds.trajectory import RewardLedger, Trajectory
 
 

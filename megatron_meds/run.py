@@ -20,6 +20,7 @@ from megatron_meds.agreement import RankError, together
 from megatron_meds.algorithms import resolve
 from megatron_meds.algorithms.mismatch import diverged
 from megatron_meds.algorithms.objective import policy_objective, token_arrays, weigh
+from megatron_meds.arithmetic import server_tokens
 from megatron_meds.config import Settings
 from megatron_meds.data.loader import PromptLoader
 from megatron_meds.data.overlap import find_overlap, without_overlap
@@ -40,6 +41,7 @@ from megatron_meds.rewards.form import in_loss
 from megatron_meds.rollout.client import Client
 from megatron_meds.rollout.sampler import Sampler, StepSamples
 from megatron_meds.serving import start_servers
+from megatron_meds.stepwise import Stepwise
 from megatron_meds.tracking.samples import sample_rows
 from megatron_meds.trajectory import Prompt, RewardLedger, Trajectory
 from megatron_meds.verify import Grader
@@ -64,6 +66,7 @@ class Run(Workspace):
             Mistakes(settings.meds, self.mesh, self._decode, stack) if settings.meds.enabled else None
         )
         self._start_servers()
+        self._steps = self._open_steps() if settings.vsrm.enabled else None
         self.use(self._loader_of_prompts)
 
     # --- opening -----------------------------------------------------------------------------------
@@ -141,6 +144,21 @@ class Run(Workspace):
         )
         self.sampler.on_trajectory = self.tracker.advance
 
+    def _open_steps(self) -> Stepwise:
+        settings = self.settings
+        close_ids = self._tokenizer(settings.vsrm.close_tag, add_special_tokens=False)["input_ids"]
+        return Stepwise(
+            settings.vsrm,
+            self.mesh,
+            complete=self.sampler.complete,
+            client=self._client,
+            grade=self._grader.grade if self._grader is not None else None,
+            decode=self._decode,
+            close_ids=close_ids,
+            server_tokens=server_tokens(settings, self.policy.shape.max_positions),
+            seed=settings.run.seed,
+        )
+
     # --- the lines of the loop -----------------------------------------------------------------------
 
     def sync(self) -> None:
@@ -185,6 +203,11 @@ class Run(Workspace):
         if self.mesh.is_head:
             self.metrics.ratio("score/real_tokens", scores.real_tokens, scores.tokens)
 
+    def measure_steps(self, samples: StepSamples) -> None:
+        """Accuracies along the reasoning of this replica's trajectories, by continuations. Collective."""
+        assert self._steps is not None  # in a run with vsrm.enabled
+        self._steps.measure(samples.trajectories, self.done + 1, self.metrics)
+
     def reward(self, samples: StepSamples) -> list[MiniBatch]:
         """Ledger and advantages of this replica's trajectories, as mini-batches. Collective."""
         trajectories = samples.trajectories
@@ -193,6 +216,8 @@ class Run(Workspace):
             ledger = compose(trajectories, self.settings.reward, self.settings.rollout.max_tokens)
             if self._mistakes is not None:
                 self._mistakes.shape(ledger, trajectories, self.done + 1, self.metrics)
+            if self._steps is not None:
+                self._steps.enter(ledger, trajectories)
             kl = self.settings.algorithm.kl
             if kl.coefficient and kl.term == "reward":
                 add_kl(ledger, trajectories, kl)

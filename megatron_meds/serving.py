@@ -9,6 +9,7 @@ from megatron_meds import checks
 from megatron_meds.actor.mesh import Mesh
 from megatron_meds.actor.policy import Policy
 from megatron_meds.agreement import together
+from megatron_meds.arithmetic import server_tokens
 from megatron_meds.config import Settings
 from megatron_meds.rollout.server import Servers
 from megatron_meds.rollout.settings import ServerSettings
@@ -46,7 +47,7 @@ def serve(
         server,
         model,
         run_dir=run_dir,
-        max_model_len=settings.data.max_prompt_tokens + settings.rollout.max_tokens,
+        max_model_len=server_tokens(settings, policy.shape.max_positions),
         dtype="bfloat16" if policy.is_bf16 else "float32",
         device="cuda" if mesh.device.type == "cuda" else "cpu",
         transport=checks.transport(settings),

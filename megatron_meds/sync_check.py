@@ -22,6 +22,7 @@ from megatron_meds import checks
 from megatron_meds.actor.mesh import Mesh
 from megatron_meds.actor.policy import Policy
 from megatron_meds.agreement import together
+from megatron_meds.arithmetic import server_tokens
 from megatron_meds.config import Settings
 from megatron_meds.errors import UserError
 from megatron_meds.rollout.client import Client, Sample
@@ -188,8 +189,7 @@ class _Check:
         self._together(look, f"the servers could not be looked at after {what}")
 
     def _tokens(self) -> int:
-        given = self.settings.rollout.server.max_model_len
-        longest = given or self.settings.data.max_prompt_tokens + self.settings.rollout.max_tokens
+        longest = server_tokens(self.settings, self.policy.shape.max_positions)
         if longest <= max(PROMPT_LENGTHS):
             raise UserError(
                 f"data.max_prompt_tokens + rollout.max_tokens = {longest}: the check's prompts have up to "

@@ -19,6 +19,9 @@ def train(settings: Settings) -> None:
                 samples = run.sample(step)
             with run.phase("score"):
                 run.score(samples)
+            if settings.vsrm.enabled:
+                with run.phase("steps"):
+                    run.measure_steps(samples)
             with run.phase("reward"):
                 batches = run.reward(samples)
             with run.phase("update"):

@@ -40,6 +40,22 @@ class Prompt:
 
 
 @dataclass
+class MeasuredSteps:
+    """The P steps of a chain of thought, and what they were found to be worth."""
+
+    offsets: list[int]
+    """[P] characters of the text at which they begin."""
+    bounds: list[int]
+    """[P + 1] step j is the response tokens bounds[j] to bounds[j + 1] - 1."""
+    accuracies: list[float]
+    """[P + 1] share of right answers among continuations from before each step, and from after the last."""
+    rewards: list[float]
+    """[P]"""
+    weight_version: int
+    """Version of the weights that continued them."""
+
+
+@dataclass
 class Trajectory:
     """One response to a prompt, and what was found out about it."""
 
@@ -69,6 +85,9 @@ class Trajectory:
     answer, None in a run that remembers no mistakes."""
     reference_logprobs: np.ndarray | None = None
     """[T] fp32: log-probabilities under the frozen reference policy; None where a run has none."""
+
+    steps: MeasuredSteps | None = None
+    """Its measured steps; None where it has none, or they were not measured."""
 
     @property
     def truncated(self) -> bool:
@@ -181,13 +200,13 @@ class RewardLedger:
         """(trajectory, token, value) of one source, in the order they were added; without its arrays."""
         return list(self._entries[source])
 
-    def token_rewards(self) -> list[np.ndarray]:
-        """Per trajectory [T] fp64: the sum over sources; zeros for one without a score."""
+    def token_rewards(self, source: str | None = None) -> list[np.ndarray]:
+        """Per trajectory [T] fp64: one source, or the sum over all; zeros for one without a score."""
         rewards = [np.zeros(n, dtype=np.float64) for n in self._lengths]
-        for source, entries in self._entries.items():
-            for trajectory, token, value in entries:
+        for name in self.sources if source is None else [source]:
+            for trajectory, token, value in self._entries[name]:
                 rewards[trajectory][token] += value
-            for trajectory, array in self._arrays.get(source, []):
+            for trajectory, array in self._arrays.get(name, []):
                 rewards[trajectory] += array
         for trajectory in self._unscored:
             rewards[trajectory][:] = 0.0

@@ -36,7 +36,7 @@ class StubServer:
                     self.close_connection = True
                     return
                 status, content = answered
-                data = json.dumps(content).encode()
+                data = content.encode() if isinstance(content, str) else json.dumps(content).encode()
                 self.send_response(status)
                 self.send_header("content-type", "application/json")
                 self.send_header("content-length", str(len(data)))

@@ -100,7 +100,7 @@ def test_dumped_settings_load_as_the_same_settings(config: Path, tmp_path: Path)
     ("override", "message"),
     [
         ("rollout.tempature=1", "rollout.tempature: no such setting. Did you mean rollout.temperature?"),
-        ("temperature=1", "temperature: no such setting. Did you mean rollout.temperature?"),
+        ("kv_cache_gib=1", "kv_cache_gib: no such setting. Did you mean rollout.server.kv_cache_gib?"),
         ("actor.layot.tensor=2", "actor.layot: no such setting. Did you mean actor.layout?"),
         ("data.train.0.pth=x", "data.train.0.pth: no such setting. Did you mean data.train.0.path?"),
     ],

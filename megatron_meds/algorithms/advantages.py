@@ -51,13 +51,26 @@ def group_advantages(rewards: Numbers, groups: Groups, scale_by_std: bool = True
     """
 
     def standardise(r: np.ndarray) -> np.ndarray:
-        centred = r - r.mean()
-        std = np.sqrt(np.sum(centred**2) / (r.size - 1))
-        if std <= STD_FLOOR * max(1.0, float(np.abs(r).max())):
+        std = _std(r)
+        if std == 0.0:
             return np.zeros_like(r)
+        centred = r - r.mean()
         return centred / (std + STD_EPSILON) if scale_by_std else centred
 
     return _by_group(rewards, groups, standardise)
+
+
+def group_scale(rewards: np.ndarray) -> float:
+    """What `group_advantages` divides by in a group of these rewards; 1 where they are equal or fewer than
+    two, so that there is no spread."""
+    std = _std(rewards) if rewards.size > 1 else 0.0
+    return std + STD_EPSILON if std else 1.0
+
+
+def _std(r: np.ndarray) -> float:
+    """Unbiased, in two passes; 0 where the rewards differ by rounding only (`STD_FLOOR`)."""
+    std = float(np.sqrt(np.sum((r - r.mean()) ** 2) / (r.size - 1)))
+    return 0.0 if std <= STD_FLOOR * max(1.0, float(np.abs(r).max())) else std
 
 
 def rloo_advantages(rewards: Numbers, groups: Groups) -> Numbers:

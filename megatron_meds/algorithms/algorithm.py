@@ -12,11 +12,19 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 
-from megatron_meds.algorithms.advantages import AddUp, group_advantages, reward_to_go, whiten
+from megatron_meds.algorithms.advantages import (
+    AddUp,
+    group_advantages,
+    group_scale,
+    reward_to_go,
+    whiten,
+)
 from megatron_meds.algorithms.losses import Aggregation
 from megatron_meds.algorithms.settings import AlgorithmSettings, EntropyAdvantageSettings
 from megatron_meds.trajectory import RewardLedger, Trajectory
 
+STEPS = "steps"
+"""Source in the ledger whose rewards belong to tokens, not to the whole response."""
 _ROWS = 256
 """Trajectories padded to one length at a time."""
 
@@ -84,16 +92,58 @@ def complete(
 
 
 def group_relative(scale_by_std: bool) -> Advantages:
-    """Advantages of GRPO's family: a sequence's total reward against its siblings', at every token."""
+    """Advantages of GRPO's family: a sequence's total reward against its siblings', at every token; step
+    rewards apart, at the tokens they reach (`add_steps`)."""
 
     def advantages(
         ledger: RewardLedger, trajectories: Sequence[Trajectory], whole: AddUp = np.asarray
     ) -> list[np.ndarray]:
-        groups = prompts_of(trajectories)
-        per_sequence = np.asarray(group_advantages(ledger.totals(), groups, scale_by_std))
-        return spread(per_sequence, [len(t) for t in trajectories])
+        groups, totals = prompts_of(trajectories), ledger.totals()
+        if STEPS in ledger.sources:
+            totals = totals - ledger.totals(STEPS)
+        per_sequence = np.asarray(group_advantages(totals, groups, scale_by_std))
+        found = spread(per_sequence, [len(t) for t in trajectories])
+        return add_steps(found, ledger, totals, groups, scale_by_std) if STEPS in ledger.sources else found
 
     return advantages
+
+
+def add_steps(
+    advantages: Sequence[np.ndarray],
+    ledger: RewardLedger,
+    totals: np.ndarray,
+    groups: Sequence[str],
+    scale_by_std: bool,
+) -> list[np.ndarray]:
+    """Add to each token how much more the steps from there on earn than from a token of its group on average.
+
+        A_t += (G_t - mean_g) / s       G_t: sum of the step rewards from token t on
+
+    mean_g is over all tokens of the group's responses that have step rewards; s is the standard deviation
+    of the group's totals, as in `group_advantages`, or 1 where that is 0 or not to be divided by.
+    Responses without step rewards, or without a score, keep their advantages.
+
+    Args:
+        advantages: [T] each.
+        totals: [B] the rewards of each trajectory without its step rewards; NaN where it has no score.
+        groups: [B] the prompt of each.
+    """
+    to_go = rewards_to_go(ledger.token_rewards(STEPS), 1.0)
+    measured = {trajectory for trajectory, _, _ in ledger.entries(STEPS)}
+    members: dict[str, list[int]] = {}
+    for index, group in enumerate(groups):
+        if np.isfinite(totals[index]):
+            members.setdefault(group, []).append(index)
+    found = list(advantages)
+    for indexes in members.values():
+        stepped = [i for i in indexes if i in measured]
+        if not stepped:
+            continue
+        mean = float(np.concatenate([to_go[i] for i in stepped]).mean())
+        scale = group_scale(totals[indexes]) if scale_by_std else 1.0
+        for i in stepped:
+            found[i] = (found[i] + (to_go[i] - mean) / scale).astype(np.float32)
+    return found
 
 
 def whitened_reward_to_go(gamma: float, group_baseline: bool) -> Advantages:

@@ -25,8 +25,9 @@ from megatron_meds.imports import load_function
 from megatron_meds.meds.diagnostics import EigenSums
 from megatron_meds.meds.features import make_features
 from megatron_meds.meds.memory import MistakeMemory, Note
-from megatron_meds.meds.positions import AnswerToken, Decode, NoFeature, find_answer_token
+from megatron_meds.meds.positions import AnswerToken, NoFeature, find_answer_token
 from megatron_meds.meds.sharding import Exchange, Rows, ShardedMemory, alone
+from megatron_meds.tokens import Decode
 from megatron_meds.trajectory import RewardLedger, Trajectory
 
 if TYPE_CHECKING:

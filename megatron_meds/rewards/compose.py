@@ -1,4 +1,4 @@
-"""Who writes what into the ledger, in which order: outcome, format, overlong, custom.
+"""Who writes what into the ledger, in which order: outcome, format, overlong, length, custom.
 
 The one place that knows all sources of a sample's own reward. What depends on other samples of the
 run (penalties from a memory, step rewards) comes after, from those who compute it.
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from megatron_meds.imports import load_function
-from megatron_meds.rewards.form import add_format, add_overlong
+from megatron_meds.rewards.form import add_format, add_length, add_overlong
 from megatron_meds.rewards.outcome import add_outcome
 from megatron_meds.rewards.settings import RewardSettings
 from megatron_meds.trajectory import RewardLedger, Trajectory
@@ -21,7 +21,7 @@ def compose(trajectories: Sequence[Trajectory], settings: RewardSettings, max_to
     Args:
         trajectories: graded; all of this replica's, since a user's function sees them in one list.
         settings: which sources, and how much.
-        max_tokens: longest response the sampler may give, tokens (overlong punishment).
+        max_tokens: longest response the sampler may give, tokens (overlong punishment, length penalty).
 
     Returns:
         A ledger over `trajectories`, with the sources in use opened in the order above.
@@ -38,6 +38,8 @@ def compose(trajectories: Sequence[Trajectory], settings: RewardSettings, max_to
         add_format(ledger, trajectories, settings.form)
     if settings.overlong.buffer:
         add_overlong(ledger, trajectories, settings.overlong, max_tokens)
+    if settings.length.penalty:
+        add_length(ledger, trajectories, settings.length, max_tokens)
     if settings.function is not None:
         add_custom(ledger, trajectories, load_function(settings.function, "reward.function"))
     return ledger

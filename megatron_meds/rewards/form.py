@@ -5,7 +5,7 @@ Knows text and lengths; knows nothing of right and wrong.
 
 from collections.abc import Sequence
 
-from megatron_meds.rewards.settings import FormatSettings, OverlongSettings
+from megatron_meds.rewards.settings import FormatSettings, LengthSettings, OverlongSettings
 from megatron_meds.trajectory import RewardLedger, Trajectory
 from megatron_meds.verify import last_boxed
 
@@ -54,6 +54,15 @@ def overlong_reward(length: int, settings: OverlongSettings, max_tokens: int) ->
         return 0.0
     over = length - (max_tokens - settings.buffer)
     return -settings.factor * min(max(over / settings.buffer, 0.0), 1.0)
+
+
+def add_length(
+    ledger: RewardLedger, trajectories: Sequence[Trajectory], settings: LengthSettings, max_tokens: int
+) -> None:
+    """Take off what the length of each response costs, at the last token, as source `length`."""
+    ledger.open("length")
+    for index, trajectory in enumerate(trajectories):
+        ledger.add("length", index, -settings.penalty * len(trajectory) / max_tokens)
 
 
 def in_loss(trajectories: Sequence[Trajectory], settings: OverlongSettings) -> list[bool]:

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 
+from megatron_meds.rewards.form import format_reward
 from megatron_meds.rewards.settings import RewardSettings
 from megatron_meds.trajectory import RewardLedger, Trajectory
 
 
 def add_outcome(ledger: RewardLedger, trajectories: Sequence[Trajectory], settings: RewardSettings) -> None:
-    """Add `reward.correct` or `reward.wrong` as source `outcome`.
+    """Add `reward.correct` or `reward.wrong` as source `outcome`; with `reward.form.replaces_outcome` not
+    where the form is punished.
 
     Raises:
         ValueError: a trajectory was not graded; names the sample.
@@ -16,4 +18,6 @@ def add_outcome(ledger: RewardLedger, trajectories: Sequence[Trajectory], settin
     for index, trajectory in enumerate(trajectories):
         if trajectory.correct is None:
             raise ValueError(f"sample {trajectory.key} was not graded, so it has no outcome reward")
+        if settings.form.replaces_outcome and format_reward(trajectory.text, settings.form):
+            continue
         ledger.add("outcome", index, settings.correct if trajectory.correct else settings.wrong)

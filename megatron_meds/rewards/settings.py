@@ -12,6 +12,8 @@ class FormatSettings(Section):
     """Added when the reasoning was never closed (a `think_close` that does not appear)."""
     think_close: str | None = None
     """Text that closes the reasoning, such as `</think>`; None: not looked for."""
+    replaces_outcome: bool = False
+    """A response that costs one of these gets no outcome reward beside it."""
 
 
 class OverlongSettings(Section):
@@ -23,6 +25,11 @@ class OverlongSettings(Section):
     """Leave truncated responses out of the loss (overlong filtering)."""
 
 
+class LengthSettings(Section):
+    penalty: float = Field(default=0.0, ge=0)
+    """Taken off a response of `rollout.max_tokens`, and of a shorter one in proportion; source `length`."""
+
+
 class RewardSettings(Section):
     correct: float = 1.0
     """Outcome reward of a right answer, at the last response token."""
@@ -30,6 +37,7 @@ class RewardSettings(Section):
     """Outcome reward of a wrong one."""
     form: FormatSettings = FormatSettings()
     overlong: OverlongSettings = OverlongSettings()
+    length: LengthSettings = LengthSettings()
     function: str | None = None
     """`module:name` of your own `(trajectories: list[Trajectory]) -> list[float]`, added as source `custom`.
     NaN: this sample cannot be scored; it counts for nothing. Infinite: refused."""

@@ -8,59 +8,20 @@ sent. Knows HTTP and sampling; nothing of prompts as text, of rewards, or of ser
 from __future__ import annotations
 
 import asyncio
-import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
+from megatron_meds.rollout.messages import GenerationError, Request, Sample, Sampling, parse_samples
 from megatron_meds.rollout.settings import RolloutSettings
 from megatron_meds.weights.control import INITIAL
 
 ENDPOINT = "/inference/v1/generate"
-_NO_LOGPROB = -9999.0
-"""What the endpoint sends in place of a log-prob that is missing, NaN or -inf."""
 _BACKOFF_SECONDS = 0.5
 _PROBE_SECONDS = 15.0
-
-
-class GenerationError(RuntimeError):
-    """A request that cannot be answered; the message names it and the server."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """One prompt and how many responses to sample."""
-
-    prompt_ids: list[int]
-    n: int
-    seed: int | None = None
-    """Response k is sampled with seed + k, so that a request sent again gives the same responses
-    (up to the rounding of another batch); None: the server's own."""
-
-    def __str__(self) -> str:
-        ids = ", ".join(map(str, self.prompt_ids[:8])) + (", ..." if len(self.prompt_ids) > 8 else "")
-        return f"{self.n} samples of a prompt of {len(self.prompt_ids)} tokens [{ids}] (seed {self.seed})"
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One response, as it was sampled."""
-
-    token_ids: list[int]
-    """With the stop token that ended it, if one did."""
-    logprobs: list[float]
-    """Per token: log-probability under the distribution it was drawn from; NaN where the server gave none."""
-    finish_reason: str
-    """`stop` or `length`."""
-    weight_version: int
-    """-1: the weights that the server was started with."""
-
-    @property
-    def missing_logprobs(self) -> int:
-        """Tokens without a log-probability."""
-        return sum(map(math.isnan, self.logprobs))
 
 
 class _ServerGoneError(Exception):
@@ -115,6 +76,9 @@ class Client:
         self.urls = list(urls)
         self.settings = settings
         self.version: int | None = None
+        self._sampling = Sampling(
+            settings.temperature, settings.top_p, settings.max_tokens, top_k=settings.top_k
+        )
         self._vocabulary = vocabulary
         self._stop_token_ids = list(dict.fromkeys([*stop_token_ids, *settings.stop_token_ids]))
 
@@ -175,16 +139,16 @@ class Client:
 
     def body(self, request: Request) -> dict[str, Any]:
         """What is sent for a request: no field that shapes the distribution is left to the server."""
-        settings = self.settings
+        sampling = request.sampling or self._sampling
         return {
             "token_ids": request.prompt_ids,
             "stream": False,
             "sampling_params": {
                 "n": request.n,
                 "seed": request.seed,
-                "temperature": settings.temperature,
-                "top_p": settings.top_p,
-                "top_k": settings.top_k,
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "top_k": sampling.top_k,
                 "min_p": 0.0,
                 "repetition_penalty": 1.0,
                 "presence_penalty": 0.0,
@@ -192,12 +156,12 @@ class Client:
                 "logit_bias": None,
                 "allowed_token_ids": None,
                 "bad_words": [],
-                "max_tokens": settings.max_tokens,
+                "max_tokens": sampling.max_tokens,
                 "min_tokens": 0,
                 "stop": [],
                 "stop_token_ids": self._stop_token_ids,
                 "ignore_eos": False,
-                "logprobs": 0,  # of the sampled token alone
+                "logprobs": 0 if sampling.logprobs else None,  # 0: of the sampled token alone
                 "detokenize": False,
                 "skip_special_tokens": False,
             },
@@ -229,6 +193,25 @@ class Client:
                 )
             found.append(sample)
         return found
+
+    def prefix_cache(self) -> tuple[float, float]:
+        """Prompt tokens that all servers looked for in their prefix caches since they started, and those
+        they found there, by their own counters.
+
+        Raises:
+            GenerationError: a server does not answer.
+        """
+        asked = found = 0.0
+        for url in self.urls:
+            try:
+                answer = httpx.get(f"{url}/metrics", timeout=_PROBE_SECONDS, trust_env=False)
+            except httpx.TransportError as error:
+                raise GenerationError(f"server {url}: {type(error).__name__}: {error}") from error
+            if answer.status_code != httpx.codes.OK:
+                raise GenerationError(f"server {url} shows no counters at /metrics ({answer.status_code})")
+            asked += _counter(answer.text, "vllm:prefix_cache_queries_total")
+            found += _counter(answer.text, "vllm:prefix_cache_hits_total")
+        return asked, found
 
     def _check(self, request: Request) -> None:
         if not request.prompt_ids:
@@ -269,7 +252,7 @@ class Client:
         last: _Endpoint | None = None
         while len(failures) <= self.settings.retries:
             async with gate:
-                endpoint = _least_loaded(endpoints, last)
+                endpoint = _choose(endpoints, last, sent.requests[index].group)
                 if endpoint is None:
                     return
                 endpoint.in_flight += 1
@@ -350,46 +333,17 @@ async def _what_is_wrong(http: httpx.AsyncClient, url: str, expected: str) -> st
     return None
 
 
-def _least_loaded(endpoints: Sequence[_Endpoint], last: _Endpoint | None) -> _Endpoint | None:
-    """The usable server with the fewest requests in flight; not the last one tried, if there is another."""
+def _choose(endpoints: Sequence[_Endpoint], last: _Endpoint | None, group: int | None) -> _Endpoint | None:
+    """The usable server of the group, else the one with the fewest requests in flight; not the last one
+    tried, if there is another."""
     usable = [e for e in endpoints if e.gone is None]
     others = [e for e in usable if e is not last] or usable
+    if group is not None and others:
+        return others[group % len(others)]
     return min(others, key=lambda e: e.in_flight, default=None)
 
 
-def parse_samples(answer: dict[str, Any]) -> list[Sample]:
-    """The samples in an answer of the endpoint, in their order.
-
-    A log-prob that is missing, None, NaN or the endpoint's stand-in for these becomes NaN.
-
-    Raises:
-        GenerationError: the answer lacks ids or versions, or has a log-prob for another token.
-    """
-    choices = sorted(answer["choices"], key=lambda choice: choice["index"])
-    return [_parse_choice(choice) for choice in choices]
-
-
-def _parse_choice(choice: dict[str, Any]) -> Sample:
-    token_ids = choice["token_ids"]
-    content = (choice.get("logprobs") or {}).get("content") or [None] * len(token_ids)
-    if len(content) != len(token_ids):
-        raise GenerationError(f"the server sent {len(content)} log-probs for {len(token_ids)} tokens")
-    logprobs = []
-    for token, entry in zip(token_ids, content, strict=True):
-        if entry is not None and entry["token_id"] != token:
-            raise GenerationError(f"the server sent the log-prob of token {entry['token_id']} for {token}")
-        value = None if entry is None else entry["logprob"]
-        logprobs.append(math.nan if value is None or value <= _NO_LOGPROB else float(value))
-    return Sample(token_ids, logprobs, choice["finish_reason"], _version(choice))
-
-
-def _version(choice: dict[str, Any]) -> int:
-    """The one version of the weights that sampled it.
-
-    Raises:
-        GenerationError: several did: weights were changed under a running request.
-    """
-    labels = list(dict.fromkeys(span["version"] for span in choice.get("weight_versions") or []))
-    if len(labels) != 1:
-        raise GenerationError(f"a response was sampled with weights {labels}; one version was expected")
-    return -1 if labels == [INITIAL] else int(labels[0])
+def _counter(text: str, name: str) -> float:
+    """The sum of a counter over its labels, in the text of vLLM's /metrics."""
+    lines = re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
+    return sum(map(float, lines))

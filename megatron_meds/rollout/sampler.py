@@ -147,6 +147,18 @@ class Sampler:
         everyone = [g for part in self.heads.gather_heads(groups) for g in part]
         return [t for g in sorted(everyone, key=lambda g: g.order) for t in g.trajectories]
 
+    def complete(
+        self, requests: Sequence[Request], on_done: Callable[[int], None] | None = None
+    ) -> list[list[Sample]]:
+        """This head's requests, each answered once; dead servers are mended on the way. Collective over all
+        ranks: those that are no heads, and heads that ask nothing, give no requests."""
+        answers: list[list[Sample] | None] = [None] * len(requests)
+        while True:
+            failure = self._client.generate(requests, answers, on_done) if self._client and requests else None
+            if not any(self.heads.all_gather(failure)):
+                return [answer or [] for answer in answers]
+            self._resync()
+
     def _ask(
         self, prompts: Sequence[Prompt], offset: int, *, seed: str, samples: int | None = None
     ) -> list[_Group]:
@@ -159,19 +171,11 @@ class Sampler:
             Request(prompt_ids=list(prompts[i].token_ids), n=count, seed=self._seed_of(seed, offset + i))
             for i in mine
         ]
-        answers: list[list[Sample] | None] = [None] * len(mine)
-        while True:
-            failure = (
-                self._client.generate(pending, answers, self.on_trajectory) if self._client and mine else None
-            )
-            failures = [f for f in self.heads.all_gather(failure) if f]
-            if not failures:
-                break
-            self._resync()
+        answers = self.complete(pending, self.on_trajectory)
         if not mine:
             return []
         groups = [
-            _Group(offset + i, [self._trajectory(prompts[i], k, s) for k, s in enumerate(found or [])])
+            _Group(offset + i, [self._trajectory(prompts[i], k, s) for k, s in enumerate(found)])
             for i, found in zip(mine, answers, strict=True)
         ]
         self._verify([t for g in groups for t in g.trajectories])

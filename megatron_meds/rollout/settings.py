@@ -30,7 +30,8 @@ class ServerSettings(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the servers; `auto`: that of the actor."""
     max_model_len: int | None = Field(default=None, ge=1)
-    """Longest prompt plus response; None: `data.max_prompt_tokens` + `rollout.max_tokens`."""
+    """Longest prompt plus response; None: `data.max_prompt_tokens` + `rollout.max_tokens`, and with
+    `vsrm.enabled` the continuation of a prefix."""
     max_num_seqs: int = Field(default=256, ge=1)
     """Sequences decoded at once by a server."""
     kv_cache_gib: float = Field(default=1.0, gt=0)

@@ -1,7 +1,8 @@
 """Trajectory files: RUN/trajectories/step_000012.parquet, one row per response, readable by anything.
 
 Columns: what was asked and answered (text and ids), the verdict, the reward by source
-(`reward/NAME`, `reward/total`), the weight version. A file is complete or absent.
+(`reward/NAME`, `reward/total`), the weight version, and where steps were measured their places,
+accuracies and rewards (`step_...`). A file is complete or absent.
 """
 
 from __future__ import annotations
@@ -43,6 +44,14 @@ def sample_rows(trajectories: Sequence[Trajectory], ledger: RewardLedger, limit:
             "prompt_ids": list(t.prompt.token_ids),
             "response_ids": list(t.response_ids),
         }
+        if t.steps is not None:
+            row |= {
+                "step_offsets": t.steps.offsets,
+                "step_bounds": t.steps.bounds,
+                "step_accuracies": t.steps.accuracies,
+                "step_rewards": t.steps.rewards,
+                "step_weight_version": t.steps.weight_version,
+            }
         row |= {f"reward/{source}": float(values[index]) for source, values in totals.items()}
         rows.append(row | {"reward/total": float(whole[index])})
     return rows
@@ -107,6 +116,16 @@ def _schema(rows: Rows) -> Any:
         "prompt_ids": ids,
         "response_ids": ids,
     }
+    numbers = pyarrow.list_(pyarrow.float64())
+    of_steps = {
+        "step_offsets": ids,
+        "step_bounds": ids,
+        "step_accuracies": numbers,
+        "step_rewards": numbers,
+        "step_weight_version": pyarrow.int64(),
+    }
+    if any("step_offsets" in row for row in rows):
+        columns |= of_steps
     rewards = dict.fromkeys(name for row in rows for name in row if name.startswith("reward/"))
     rewards.pop("reward/total", None)
     names = [*columns.items(), *((name, pyarrow.float64()) for name in (*rewards, "reward/total"))]

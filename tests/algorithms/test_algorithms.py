@@ -362,3 +362,68 @@ def test_an_unscored_trajectory_is_named(name, missing):
     algorithm = resolve(AlgorithmSettings(name=name, kl={"coefficient": 0.1}))
     with pytest.raises(ValueError, match=f"p1/2 has no {missing}"):
         token_arrays(algorithm, step.trajectories, [np.zeros(len(t)) for t in step.trajectories], [1.0] * 12)
+
+
+def with_steps(ledger: RewardLedger, steps: dict[int, dict[int, float]]) -> RewardLedger:
+    """The ledger with step rewards {trajectory: {token: value}}."""
+    ledger.open("steps")
+    for trajectory, values in steps.items():
+        for token, value in values.items():
+            ledger.add("steps", trajectory, value, token)
+    return ledger
+
+
+def stepped(name: str, outcomes, steps, lengths, prompts: str, **settings) -> list[list[float]]:
+    ledger, trajectories = ledger_of(
+        [{n - 1: r} for r, n in zip(outcomes, lengths, strict=True)], lengths, prompts
+    )
+    algorithm = resolve(AlgorithmSettings(name=name, **settings))
+    return [a.tolist() for a in algorithm.advantages(with_steps(ledger, steps), trajectories)]
+
+
+def test_step_rewards_join_a_groups_advantages_at_the_tokens_they_reach():
+    # G of the two: [0.6, 0.2, 0.2] and [-0.4]; mean over their four tokens 0.15
+    steps = {0: {0: 0.4, 2: 0.2}, 1: {0: -0.4}}
+    found = stepped("dr_grpo", [1.0, 0.0], steps, [3, 1], "aa")
+    assert found[0] == pytest.approx([0.5 + 0.45, 0.5 + 0.05, 0.5 + 0.05])
+    assert found[1] == pytest.approx([-0.5 - 0.55])
+    std = math.sqrt(0.5)
+    for name in ("grpo", "dapo", "gspo"):
+        scaled = stepped(name, [1.0, 0.0], steps, [3, 1], "aa")
+        assert [a for row in scaled for a in row] == pytest.approx(
+            [a / std for row in found for a in row], rel=1e-5
+        )
+
+
+def test_a_group_of_equal_outcomes_learns_from_its_steps_alone():
+    found = stepped("grpo", [1.0, 1.0, 0.0], {0: {1: 0.5}, 1: {0: 0.0}}, [2, 2, 1], "aab")
+    assert found[0] == pytest.approx([0.25, 0.25]) and found[1] == pytest.approx([-0.25, -0.25])
+    assert found[2] == [0.0]
+
+
+def test_the_outcomes_spread_and_mean_know_nothing_of_the_steps():
+    plain = stepped("grpo", [1.0, 0.0], {}, [2, 2], "aa")
+    flat = stepped("grpo", [1.0, 0.0], {0: {1: 0.3}, 1: {1: 0.3}}, [2, 2], "aa")
+    assert [a for row in flat for a in row] == pytest.approx([a for row in plain for a in row])
+
+
+def test_responses_without_steps_keep_their_advantage_and_do_not_count_for_the_mean():
+    found = stepped("dr_grpo", [1.0, 0.0, 0.5], {0: {0: 0.2}}, [2, 2, 2], "aaa")
+    assert found[0] == pytest.approx([0.5 + 0.1, 0.5 - 0.1])
+    assert found[1] == pytest.approx([-0.5, -0.5]) and found[2] == pytest.approx([0.0, 0.0])
+
+
+def test_an_unscored_response_has_no_advantage_from_its_steps_either():
+    ledger, trajectories = ledger_of([{1: 1.0}, {1: 0.0}, {}], [2, 2, 2], "aaa")
+    ledger.mark_unscored("custom", 2)
+    with_steps(ledger, {0: {0: 0.2}, 2: {0: 0.9}})
+    found = resolve(AlgorithmSettings(name="dr_grpo")).advantages(ledger, trajectories)
+    assert found[2].tolist() == [0.0, 0.0]
+    assert found[0].tolist() == pytest.approx([0.6, 0.4])
+
+
+def test_reinforce_pp_takes_step_rewards_token_by_token():
+    found = stepped("reinforce_pp", [1.0, 0.0], {0: {0: 0.4}, 1: {0: -0.2}}, [2, 2], "ab")
+    to_go = [1.4, 1.0, -0.2, 0.0]
+    mean, std = statistics.mean(to_go), statistics.stdev(to_go)
+    assert [a for row in found for a in row] == pytest.approx([(g - mean) / std for g in to_go], rel=1e-4)

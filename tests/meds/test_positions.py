@@ -12,7 +12,7 @@ from tokenizers.models import BPE
 from transformers import AutoTokenizer
 
 from megatron_meds.meds import AnswerToken, find_answer_token
-from megatron_meds.meds.positions import token_at
+from megatron_meds.tokens import token_at
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = {

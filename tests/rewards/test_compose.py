@@ -7,7 +7,7 @@ from megatron_meds.algorithms import resolve
 from megatron_meds.algorithms.settings import AlgorithmSettings
 from megatron_meds.imports import FunctionError
 from megatron_meds.rewards import compose, in_loss
-from megatron_meds.rewards.settings import FormatSettings, OverlongSettings, RewardSettings
+from megatron_meds.rewards.settings import FormatSettings, LengthSettings, OverlongSettings, RewardSettings
 from megatron_meds.trajectory import Prompt, Trajectory, prompt_id
 
 OWN = "tests.rewards.own_rewards"
@@ -113,3 +113,21 @@ def test_overlong_filtering_leaves_truncated_responses_out_of_the_loss_only_if_a
     trajectories = [_trajectory(0, True), _trajectory(1, False, finish="length")]
     assert in_loss(trajectories, OverlongSettings()) == [True, True]
     assert in_loss(trajectories, OverlongSettings(filter=True)) == [True, False]
+
+
+def test_released_outcome_and_format_rewards_stand_alone():
+    form = FormatSettings(think_close="</think>", no_box=-9.5, unclosed=-10.0, replaces_outcome=True)
+    texts = {"</think>\\boxed{1}": 1.0, "</think>\\boxed{2}": 0.0, "</think>1": -9.5, "\\boxed{1}": -10.0}
+    ledger = compose(
+        [_trajectory(i, text.endswith("{1}"), text=text) for i, text in enumerate(texts)],
+        RewardSettings(form=form),
+        8,
+    )
+    assert ledger.totals().tolist() == list(texts.values())
+
+
+def test_a_length_penalty_grows_with_the_tokens():
+    settings = RewardSettings(length=LengthSettings(penalty=0.5))
+    ledger = compose([_trajectory(0, True, 4), _trajectory(1, False, 8)], settings, max_tokens=8)
+    assert ledger.entries("length") == [(0, 3, -0.25), (1, 7, -0.5)]
+    assert ledger.totals().tolist() == [0.75, -0.5]

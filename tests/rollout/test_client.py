@@ -6,6 +6,7 @@ import pytest
 from vllm.sampling_params import SamplingParams
 
 from megatron_meds.rollout.client import ENDPOINT, Client, GenerationError, Request, parse_samples
+from megatron_meds.rollout.messages import Sampling
 from megatron_meds.rollout.settings import RolloutSettings
 from tests.stub_server import StubServer
 
@@ -206,3 +207,41 @@ def test_requests_are_spread_over_the_servers():
         counts = [s.paths().count(ENDPOINT) for s in (first, second)]
     assert sum(counts) == 40
     assert min(counts) >= 10
+
+
+def test_a_request_may_say_how_it_is_sampled():
+    sampling = Sampling(temperature=0.6, top_p=0.95, max_tokens=7, logprobs=False)
+    with StubServer(serving()) as server:
+        sent = client(server, temperature=0.9, max_tokens=50)
+        plain, own = (sent.body(Request([1], 2, 3, s))["sampling_params"] for s in (None, sampling))
+    assert (plain["temperature"], plain["top_p"], plain["max_tokens"], plain["logprobs"]) == (0.9, 1.0, 50, 0)
+    assert (own["temperature"], own["top_p"], own["max_tokens"], own["logprobs"]) == (0.6, 0.95, 7, None)
+    assert {k for k in plain if plain[k] != own[k]} == {"temperature", "top_p", "max_tokens", "logprobs"}
+
+
+def test_requests_of_a_group_go_to_one_server_and_to_another_when_it_is_gone():
+    with StubServer(serving()) as first, StubServer(serving()) as second:
+        asked = client(first, second)
+        asked.sample([Request([g, i], 1, group=g) for g in (4, 5) for i in range(6)])
+        groups = [
+            {body["token_ids"][0] for path, body in s.calls if path == ENDPOINT} for s in (first, second)
+        ]
+        assert groups == [{4}, {5}]
+    with StubServer(serving("1")) as old, StubServer(serving()) as current:
+        assert len(client(old, current).sample([Request([4], 1, group=0)])) == 1
+
+
+def test_cache_counters_of_all_servers_are_added_up():
+    def counters(asked: int, found: int):
+        text = (
+            "# HELP vllm:prefix_cache_queries_total x\n"
+            f'vllm:prefix_cache_queries_total{{engine="0",model_name="policy"}} {asked}.0\n'
+            f'vllm:prefix_cache_hits_total{{engine="0",model_name="policy"}} {found}.0\n'
+            f'vllm:prefix_cache_hits_created{{engine="0",model_name="policy"}} 1.7e+09\n'
+        )
+        return lambda path, body: (200, text)
+
+    with StubServer(counters(100, 40)) as first, StubServer(counters(11, 2)) as second:
+        assert client(first, second).prefix_cache() == (111.0, 42.0)
+    with StubServer(lambda path, body: (404, {})) as server, pytest.raises(GenerationError, match="metrics"):
+        client(server).prefix_cache()
