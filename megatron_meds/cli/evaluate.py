@@ -20,7 +20,7 @@ def evaluate(
         ),
     ],
     sets: Annotated[
-        str, typer.Option(help="Known sets (`megatron-meds data` lists them) and files, by comma.")
+        str, typer.Option(help="Known sets (`megatron-meds data list` does) and files, by comma.")
     ] = PAPER,
     samples: Annotated[int, typer.Option(help="Responses to each problem.", min=1)] = 128,
     temperature: Annotated[float, typer.Option(help="0: greedy.", min=0.0)] = 1.0,

@@ -33,7 +33,7 @@ app.command()(evaluate)
 app.command()(convert)
 app.command()(check_sync)
 app.command()(doctor)
-app.command()(data)
+app.add_typer(data, name="data")
 app.add_typer(memory, name="memory")
 
 

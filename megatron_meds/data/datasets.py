@@ -189,7 +189,9 @@ def _downloaded(request: Request, counts: Counts, places: Places) -> list[Row]:
             kept = cache.Kept(list(_usable(_hub_records(request), request, found)), **found.read())
         except _unreachable() as error:
             looked = ", ".join([*request.looked, f"{file} (an earlier download)"])
-            fetch = f"run `megatron-meds data {request.label}`" if request.label in KNOWN else "load it once"
+            fetch = (
+                f"run `megatron-meds data get {request.label}`" if request.label in KNOWN else "load it once"
+            )
             raise DataError(
                 f"data set {request.label}: neither here nor to be had. Looked at {looked}; then for "
                 f"{request.hub!r} among the Hugging Face data sets: {type(error).__name__}: {error}. Give a "

@@ -180,6 +180,16 @@ class Request:
     """Local places that hold no copy, for messages."""
 
 
+def set_of(text: str) -> dict[str, str]:
+    """`DatasetSettings` in short: the name of a known set, or a file or folder; a file that is called as a
+    copy of a known set would be is read as one."""
+    path = Path(text).expanduser()
+    if not _is_local(str(path)):
+        return {"name": text}
+    names = [n for n, known in KNOWN.items() if path.stem in (n, n.replace("-", "_"), *known.files)]
+    return {"path": str(path.absolute()), **({"name": names[0]} if names else {})}
+
+
 def is_known(settings: DatasetSettings) -> bool:
     """Whether the set's name is one of the table."""
     return settings.name in KNOWN

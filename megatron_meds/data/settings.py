@@ -30,7 +30,7 @@ class DatasetSettings(Section):
     that of a known set."""
     name: str | None = None
     """What to call the set in metrics and messages; None: the last part of `path`, less its suffix. A known
-    set's name (`megatron-meds data` lists them) says where it comes from and which fields it has."""
+    set's name (`megatron-meds data list` has them) says where it comes from and which fields it has."""
     split: str | None = None
     """Split of a Hugging Face data set; None: `train`, or the known set's own."""
     config: str | None = None

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from megatron_meds import checks, config
 from megatron_meds.config import Settings
+from megatron_meds.data.known import set_of
 from megatron_meds.data.prompts import load_evaluation_prompts, places_of
 from megatron_meds.data.templates import Template, end_token_ids, load_tokenizer
 from megatron_meds.errors import UserError
@@ -188,8 +189,7 @@ def _settings(folder: Path, wanted: Wanted) -> Settings:
     """A settings tree of the model, the sets and the given overrides."""
     server: dict[str, Any] = {"placement": "external", "urls": wanted.urls} if wanted.urls else {}
     evaluation = [
-        {("path" if _is_file(name) else "name"): name, **({"limit": wanted.limit} if wanted.limit else {})}
-        for name in wanted.sets
+        {**set_of(name), **({"limit": wanted.limit} if wanted.limit else {})} for name in wanted.sets
     ]
     raw = {
         "model": {"path": str(folder)},
@@ -197,10 +197,6 @@ def _settings(folder: Path, wanted: Wanted) -> Settings:
         "data": {"evaluation": evaluation, "max_prompt_tokens": 8192},
     }
     return config.assemble(raw, Path.cwd(), wanted.overrides)
-
-
-def _is_file(name: str) -> bool:
-    return name.startswith((".", "/", "~")) or name.endswith((".jsonl", ".parquet")) or Path(name).exists()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from megatron_meds.errors import UserError
 from megatron_meds.rollout.messages import GenerationError, Request, Sample, Sampling, parse_samples
 from megatron_meds.rollout.settings import RolloutSettings
 from megatron_meds.weights.control import INITIAL
@@ -38,7 +39,7 @@ class _Sent:
 
     requests: Sequence[Request]
     answers: list[list[Sample] | None]
-    on_done: Callable[[int], None]
+    on_answer: Callable[[int, list[Sample]], None]
     expected: str
 
 
@@ -87,6 +88,7 @@ class Client:
         requests: Sequence[Request],
         answers: list[list[Sample] | None] | None = None,
         on_done: Callable[[int], None] | None = None,
+        on_answer: Callable[[int, list[Sample]], None] | None = None,
     ) -> str | None:
         """Sample what is not yet there.
 
@@ -98,6 +100,8 @@ class Client:
         Args:
             answers: as long as `requests`; `requests[i].n` samples come to `answers[i]`.
             on_done: called with the number of samples of each request that was answered.
+            on_answer: called with the number and the samples of each request that was answered; what it
+                raises ends the call.
 
         Returns:
             None when every request is answered; else which servers cannot be asked, and why.
@@ -115,12 +119,19 @@ class Client:
         for request in requests:
             self._check(request)
         expected = INITIAL if self.version is None else str(self.version)
-        sent = _Sent(requests, answers, on_done or (lambda samples: None), expected)
+
+        def tell(index: int, samples: list[Sample]) -> None:
+            if on_done is not None:
+                on_done(len(samples))
+            if on_answer is not None:
+                on_answer(index, samples)
+
+        sent = _Sent(requests, answers, tell, expected)
         if all(answer is not None for answer in answers):
             return None
         try:
             return asyncio.run(self._generate(sent))
-        except* GenerationError as group:
+        except* (GenerationError, UserError, OSError) as group:  # the first says what is wrong
             raise group.exceptions[0] from None
 
     def sample(
@@ -265,7 +276,7 @@ class Client:
                     failures.append(f"{endpoint.url}: {failure}")
                 else:
                     sent.answers[index] = samples
-                    sent.on_done(len(samples))
+                    sent.on_answer(index, samples)
                     return
                 finally:
                     endpoint.in_flight -= 1
