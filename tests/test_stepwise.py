@@ -101,3 +101,13 @@ def test_a_closing_tag_that_no_response_would_show_is_refused(ranks):
 
     with pytest.raises(RankError, match=r"vsrm\.close_tag"):
         run(ranks, "1 replica", close_tag="</done>")
+
+
+def test_reasoning_may_be_opened_by_the_prompts_template(ranks):
+    texts = [text.removeprefix("<think>") for text in (TWO, CUT)]
+    assert join(run(ranks, "1 replica", texts=[texts[1]] * 2), "steps") == {}
+    opened = run(ranks, "1 replica", texts=texts, prompt_end="<think>\n")
+    assert {key: found[0] for key, found in join(opened, "steps").items()} == {
+        "p0/0": [0, 1 / 4, 2 / 4], "p0/1": [0, 1 / 4, 2 / 4, 3 / 4],
+    }  # fmt: skip
+    assert all(text.endswith("</think>") for text, _ in opened[0]["asked"])

@@ -52,17 +52,25 @@ class CountingClient:
         return 100.0 * len(self.asked), 80.0 * len(self.asked)
 
 
-def trajectories(texts: list[str], of: int) -> list[Trajectory]:
-    """Two responses to each prompt; every `of`-th prompt."""
+def trajectories(texts: list[str], of: int, prompt_end: str) -> list[Trajectory]:
+    """The two responses to prompt number `of`."""
     found = []
     for number, text in enumerate(texts):
-        prompt = Prompt(f"p{number // 2}", str(number // 2), tuple(ids_of(f"Q{number // 2}:")), "1")
+        prompt = Prompt(
+            f"p{number // 2}", str(number // 2), tuple(ids_of(f"Q{number // 2}:{prompt_end}")), "1"
+        )
         found.append(Trajectory(prompt, number % 2, ids_of(text), text, [0.0] * len(text), "stop", VERSION))
-    return found if of < 0 else found[2 * of : 2 * of + 2]
+    return found[2 * of : 2 * of + 2]
 
 
 def step(
-    mesh: Any, texts: list[str], dies_after: int | None = None, limit: int = 500, number: int = 1, **vsrm: Any
+    mesh: Any,
+    texts: list[str],
+    dies_after: int | None = None,
+    limit: int = 500,
+    number: int = 1,
+    prompt_end: str = "",
+    **vsrm: Any,
 ) -> dict[str, Any]:
     """One step of the given responses, two a prompt, dealt over replicas by prompt."""
     settings = VsrmSettings(
@@ -79,7 +87,11 @@ def step(
         settings, mesh, complete=sampler.complete, client=client, grade=grade, decode=decode,  # type: ignore[arg-type]
         close_ids=ids_of("</think>"), server_tokens=limit, seed=7,
     )  # fmt: skip
-    mine = [t for p in range(mesh.replica, len(texts) // 2, mesh.replicas) for t in trajectories(texts, p)]
+    mine = [
+        t
+        for p in range(mesh.replica, len(texts) // 2, mesh.replicas)
+        for t in trajectories(texts, p, prompt_end)
+    ]
     sums = Sums()
     stepwise.measure(mine, number, sums)
     entries: list[tuple[int, int, float]] = []

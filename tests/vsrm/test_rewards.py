@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -77,7 +78,8 @@ def test_a_step_is_rewarded_at_its_last_or_first_token():
 
 
 def test_a_step_on_the_outcomes_token_adds_to_it_or_gives_way():
-    for outcome, expected in (("add", 1.5), ("overwrite", 1.0)):
+    cases: list[tuple[Literal["add", "overwrite"], float]] = [("add", 1.5), ("overwrite", 1.0)]
+    for outcome, expected in cases:
         ledger = ledger_of(6)
         ledger.add("outcome", 0, 1.0)
         enter_steps(ledger, 0, [1, 3, 6], [0.25, 0.5], outcome=outcome)
