@@ -71,7 +71,7 @@ class AlgorithmSettings(Section):
     """Upper clip range; None: the algorithm's own (dapo 0.28, gspo 4e-4, others 0.2)."""
     dual_clip: float | None = Field(default=None, gt=1)
     """Bound c of the dual clip for negative advantages; None: the algorithm's own (dapo 10, ppo 3, others
-    none);     `.inf`: no dual clip."""
+    none); `.inf`: no dual clip."""
     aggregation: (
         Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] | None
     ) = None
