@@ -256,10 +256,11 @@ def token_value_loss(
 
     Source: PPO's public code (github.com/openai/baselines, ppo2).
     """
-    old = old_values.detach()
+    moved = values - old_values.detach()
     plain = (values - returns).square()
-    bounded = (old + (values - old).clamp(-clip, clip) - returns).square()
-    return 0.5 * torch.maximum(plain, bounded), (bounded > plain).to(values.dtype)
+    bounded = (old_values.detach() + moved.clamp(-clip, clip) - returns).square()
+    clipped = (bounded > plain) & (moved.abs() > clip)  # within the range they differ by rounding
+    return 0.5 * torch.maximum(plain, bounded), clipped.to(values.dtype)
 
 
 def value_loss(
@@ -284,7 +285,10 @@ def value_loss(
     """
     inside = mask.bool()
     losses, clipped = token_value_loss(
-        *(x.masked_fill(~inside, 0.0) for x in (values, old_values, returns)), clip
+        values.masked_fill(~inside, 0.0),
+        old_values.masked_fill(~inside, 0.0),
+        returns.masked_fill(~inside, 0.0),
+        clip,
     )
     loss = aggregate(losses, inside, aggregation, denominator, padded_length)
     return loss, {"clip_fraction": clipped.sum() / inside.sum().clamp(min=1)}
