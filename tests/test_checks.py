@@ -150,19 +150,26 @@ def test_what_cannot_be_is_refused_by_name_with_a_remedy(
         ({"num_attention_heads": 3, "num_key_value_heads": 1}, "3 attention heads"),
     ],
 )
-def test_a_reference_may_be_another_model_that_reads_the_same_tokens_and_is_cut_alike(
-    config: Path, changes: dict[str, Any], part: str | None, tmp_path: Path
+@pytest.mark.parametrize(
+    ("key", "use"),
+    [("model.reference", "algorithm.kl.coefficient=0.1"), ("critic.path", "algorithm.name=ppo")],
+)
+def test_reference_and_critic_may_be_other_models_that_read_the_same_tokens_and_are_cut_alike(
+    config: Path, changes: dict[str, Any], part: str | None, key: str, use: str, tmp_path: Path
 ):
     other = write_run(tmp_path / "other", **changes).parent / "model"
     (other / "model.safetensors").write_bytes(b"")
-    found = faults(
-        config, f"model.reference={other}", "algorithm.kl.coefficient=0.1", "actor.layout.tensor=2"
-    )
+    found = faults(config, f"{key}={other}", use, "actor.layout.tensor=2")
     if part is None:
         assert found == []
     else:
         (fault,) = found
-        assert fault.startswith(f"model.reference = {other}: ") and part in fault
+        assert fault.startswith(f"{key} = {other}: ") and part in fault
+
+
+def test_ppo_takes_one_sample_a_prompt_discounts_and_a_lambda(config: Path):
+    ppo = ["algorithm={name: ppo, gamma: 0.99, lam: 0.95}", "rollout.samples_per_prompt=1"]
+    assert faults(config, *ppo, "critic.steps_before_policy=2", "critic.value_clip=.inf") == []
 
 
 def test_k1_is_a_reward_and_no_loss(config: Path):

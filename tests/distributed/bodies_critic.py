@@ -150,3 +150,10 @@ def load_what_does_not_fit(mesh: Mesh, folder: Path, state: Path) -> str:
     except RankError as error:
         return str(error)
     return "loaded"
+
+
+def weights_of_state(mesh: Mesh, folder: Path, state: Path, **actor: Any) -> dict[str, torch.Tensor] | None:
+    """A saved critic's weights under Hugging Face names."""
+    critic = open_critic(mesh, folder, actor)
+    load_state(critic, state)
+    return weights_of(critic)
