@@ -188,9 +188,9 @@ def _devices(settings: Settings, job: Job) -> Iterator[str]:
 
 
 def _optimizer(settings: Settings) -> Iterator[str]:
-    optimizer = settings.optimizer
-    if optimizer.min_lr > optimizer.lr:
-        yield f"optimizer.min_lr = {optimizer.min_lr}: above optimizer.lr = {optimizer.lr}"
+    for key, one in (("optimizer", settings.optimizer), ("critic.optimizer", settings.critic.optimizer)):
+        if one.min_lr > one.lr:
+            yield f"{key}.min_lr = {one.min_lr}: above {key}.lr = {one.lr}"
 
 
 def _run(settings: Settings) -> Iterator[str]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from megatron_meds.actor.settings import CriticSettings
 from megatron_meds.actor.shape import ModelShape, UnsupportedModel, check_layout, read_model_config
 from megatron_meds.algorithms.settings import (
     GROUP_RELATIVE,
@@ -22,6 +23,7 @@ def find_faults(settings: Settings) -> Iterator[str]:
     """Every fault as one line: the key, what is wrong with it, what to change."""
     yield from _algorithm(settings)
     yield from _kl(settings)
+    yield from _critic(settings)
 
 
 def _algorithm(settings: Settings) -> Iterator[str]:
@@ -39,6 +41,8 @@ def _algorithm(settings: Settings) -> Iterator[str]:
             f"algorithm.gamma = {algorithm.gamma}: {name} gives all tokens of a response one advantage; "
             f"leave it 1, or take {' or '.join(REWARD_TO_GO)}"
         )
+    if algorithm.lam != 1 and name != "ppo":
+        yield f"algorithm.lam = {algorithm.lam}: {name} has no critic; leave it 1, or take ppo"
     if algorithm.entropy_advantage != EntropyAdvantageSettings() and name != "grpo_entropy":
         yield f"algorithm.entropy_advantage: {name} adds none; set algorithm.name=grpo_entropy"
     if name == "gspo" and algorithm.dual_clip is not None and algorithm.dual_clip != math.inf:
@@ -81,31 +85,46 @@ def _kl(settings: Settings) -> Iterator[str]:
     if model.offload_reference and not kl.coefficient and model.reference is None:
         yield "model.offload_reference: there is no reference; set algorithm.kl.coefficient or drop it"
     if model.reference is not None:
-        yield from _reference(settings, model.reference)
+        yield from _second_model(settings, "model.reference", model.reference)
 
 
-def _reference(settings: Settings, folder: Path) -> Iterator[str]:
-    """The reference must take the policy's tokens, and be cut as the policy is."""
+def _critic(settings: Settings) -> Iterator[str]:
+    critic, name = settings.critic, settings.algorithm.name
+    if name != "ppo":
+        if critic != CriticSettings():
+            yield f"critic: {name} has none; set algorithm.name=ppo, or drop the section"
+        return
+    if critic.path is not None:
+        yield from _second_model(settings, "critic.path", critic.path)
+    if critic.steps_before_policy >= settings.run.steps:
+        yield (
+            f"critic.steps_before_policy = {critic.steps_before_policy}: the policy would not learn in "
+            f"run.steps = {settings.run.steps}; lower it"
+        )
+
+
+def _second_model(settings: Settings, key: str, folder: Path) -> Iterator[str]:
+    """A reference or a critic must take the policy's tokens, and be cut as the policy is."""
     if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
-        yield f"model.reference = {folder}: must hold a Hugging Face model, config.json and *.safetensors"
+        yield f"{key} = {folder}: must hold a Hugging Face model, config.json and *.safetensors"
         return
     try:
         shape = read_model_config(folder)
     except UnsupportedModel as error:
-        yield f"model.reference = {folder}: {error}"
+        yield f"{key} = {folder}: {error}"
         return
     for fault in check_layout(shape, settings.actor.layout):
-        yield f"model.reference = {folder}: {fault}"
+        yield f"{key} = {folder}: {fault}"
     longest = settings.data.max_prompt_tokens + settings.rollout.max_tokens
     if longest > shape.max_positions:
         yield (
-            f"model.reference = {folder}: has {shape.max_positions} positions, fewer than "
+            f"{key} = {folder}: has {shape.max_positions} positions, fewer than "
             f"data.max_prompt_tokens + rollout.max_tokens = {longest}"
         )
     policy = _shape(settings.model.path)
     if policy is not None and shape.vocab != policy.vocab:
         yield (
-            f"model.reference = {folder}: has {shape.vocab} vocabulary entries, the policy {policy.vocab}; "
+            f"{key} = {folder}: has {shape.vocab} vocabulary entries, the policy {policy.vocab}; "
             "both must read the same tokens"
         )
 

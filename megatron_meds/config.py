@@ -18,7 +18,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError
 
-from megatron_meds.actor.settings import ActorSettings, ModelSettings, OptimizerSettings
+from megatron_meds.actor.settings import ActorSettings, CriticSettings, ModelSettings, OptimizerSettings
 from megatron_meds.algorithms.settings import AlgorithmSettings
 from megatron_meds.data.settings import DatasetSettings, DataSettings
 from megatron_meds.errors import UserError
@@ -76,6 +76,7 @@ class Settings(Section):
     model: ModelSettings
     actor: ActorSettings = ActorSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
+    critic: CriticSettings = CriticSettings()
     weights: WeightsSettings = WeightsSettings()
     rollout: RolloutSettings = RolloutSettings()
     verify: VerifySettings = VerifySettings()

@@ -5,13 +5,14 @@ Knows trajectories, scores and the ledger; not where the numbers are written.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from megatron_meds.algorithms import kl_k3
+from megatron_meds.algorithms.algorithm import join, known
 from megatron_meds.algorithms.mismatch import diverged, gaps
 from megatron_meds.algorithms.settings import MismatchSettings
 from megatron_meds.trajectory import RewardLedger, Trajectory
@@ -121,6 +122,35 @@ def describe_reference(sums: Sums, trajectories: Sequence[Trajectory]) -> None:
         assert t.reference_logprobs is not None
         kl = kl_k3(torch.from_numpy(t.logprobs), torch.from_numpy(t.reference_logprobs))
         sums.ratio("reference/kl", float(kl.double().sum()), len(t))
+
+
+def describe_critic(
+    sums: Sums,
+    trajectories: Sequence[Trajectory],
+    returns: Sequence[np.ndarray | None],
+    whole: Callable[[np.ndarray], np.ndarray],
+) -> None:
+    """The critic's values before the update against what came of them, over tokens with a return.
+
+    `critic/explained_variance` is 1 - Var(return - value) / Var(return) over all replicas: 1 where the
+    critic foresees everything, 0 where it says as much as a constant; left out where returns are equal.
+
+    Args:
+        returns: [T] of each trajectory; None: it has no score.
+        whole: adds up over replicas; called twice on every one.
+    """
+    scored = [(t, r) for t, r in zip(trajectories, returns, strict=True) if r is not None]
+    values = join([known(t.values, "values", t) for t, _ in scored]).double().numpy()
+    targets = join([r for _, r in scored]).double().numpy()
+    sums.mean("critic/value", values)
+    sums.mean("critic/return", targets)
+    rest = targets - values
+    count, target_sum, rest_sum = whole(np.array([float(targets.size), targets.sum(), rest.sum()]))
+    count = max(count, 1.0)
+    centred = (targets - target_sum / count, rest - rest_sum / count)
+    target_squares, rest_squares = whole(np.array([float(np.square(x).sum()) for x in centred]))
+    if target_squares > 0:
+        sums.maximum("critic/explained_variance", 1.0 - float(rest_squares / target_squares))
 
 
 def describe_entropy(sums: Sums, trajectories: Sequence[Trajectory]) -> None:

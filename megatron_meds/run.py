@@ -14,12 +14,20 @@ from pathlib import Path
 import numpy as np
 
 from megatron_meds import checks
+from megatron_meds.actor.critic import Critic
 from megatron_meds.actor.learning import MiniBatch
 from megatron_meds.actor.reference import Reference
+from megatron_meds.actor.state import load_state, save_state
 from megatron_meds.agreement import RankError, together
 from megatron_meds.algorithms import resolve
 from megatron_meds.algorithms.mismatch import diverged
-from megatron_meds.algorithms.objective import policy_objective, token_arrays, weigh
+from megatron_meds.algorithms.objective import (
+    policy_objective,
+    token_arrays,
+    value_arrays,
+    value_objective,
+    weigh,
+)
 from megatron_meds.arithmetic import server_tokens
 from megatron_meds.config import Settings
 from megatron_meds.data.loader import PromptLoader
@@ -29,6 +37,7 @@ from megatron_meds.data.templates import Template, end_token_ids, load_tokenizer
 from megatron_meds.metrics import (
     Sums,
     describe,
+    describe_critic,
     describe_entropy,
     describe_mismatch,
     describe_reference,
@@ -61,6 +70,7 @@ class Run(Workspace):
         self._objective = policy_objective(self.algorithm)
         self._before: dict[str, float] = {}
         self._open_reference()
+        self._open_critic()
         self._load_data()
         self._mistakes = (
             Mistakes(settings.meds, self.mesh, self._decode, stack) if settings.meds.enabled else None
@@ -80,6 +90,17 @@ class Run(Workspace):
                 settings.model, settings.actor, self.mesh, temperature=settings.rollout.temperature
             )
             self.tracker.say(f"reference policy: {self._reference.folder}")
+
+    def _open_critic(self) -> None:
+        """The critic, where the algorithm has one learn."""
+        settings, run = self.settings, self.settings.run
+        self._critic: Critic | None = None
+        if self.algorithm.returns is not None:
+            self._critic = Critic(
+                settings.critic, settings.model, settings.actor, self.mesh, steps=run.steps, seed=run.seed
+            )
+            self._value_objective = value_objective(settings.critic.value_clip)
+            self.tracker.say(f"critic: starts from {self._critic.folder}")
 
     def _load_data(self) -> None:
         settings, folder = self.settings, self.settings.model.path
@@ -159,6 +180,14 @@ class Run(Workspace):
             seed=settings.run.seed,
         )
 
+    def begin_step(self, step: int) -> None:
+        """Move the learning rates to those of a step; the policy's begins when the critic learnt alone."""
+        if self._critic is not None:
+            self.metrics.maximum("critic/learning_rate", self._critic.begin_step())
+        self._policy_learns = step > self.settings.critic.steps_before_policy
+        if self._policy_learns:
+            super().begin_step(step)
+
     # --- the lines of the loop -----------------------------------------------------------------------
 
     def sync(self) -> None:
@@ -184,14 +213,18 @@ class Run(Workspace):
             )
 
     def score(self, samples: StepSamples) -> None:
-        """Fill in log-probabilities and entropies, the reference's where there is one, and layer logits
-        where mistakes are remembered, on every rank of the replica. Collective."""
+        """Fill in log-probabilities and entropies, the reference's and the critic's values where there are
+        these, and layer logits where mistakes are remembered, on every rank of the replica. Collective."""
         if self._reference is not None:
             found = self._reference.score(samples.trajectories).logprobs
             for trajectory, logprobs in zip(
                 samples.trajectories, self.mesh.broadcast_in_replica(found), strict=True
             ):
                 trajectory.reference_logprobs = logprobs
+        if self._critic is not None:
+            found = self.mesh.broadcast_in_replica(self._critic.values(samples.trajectories))
+            for trajectory, values in zip(samples.trajectories, found, strict=True):
+                trajectory.values = values
         tokens = self._mistakes.answer_tokens(samples.trajectories) if self._mistakes is not None else None
         scores = self.policy.score(samples.trajectories, tokens, self.settings.meds.final_norm)
         known = self.mesh.broadcast_in_replica((scores.logprobs, scores.entropy))
@@ -212,6 +245,7 @@ class Run(Workspace):
         """Ledger and advantages of this replica's trajectories, as mini-batches. Collective."""
         trajectories = samples.trajectories
         advantages: list[np.ndarray] = []
+        returns: list[np.ndarray | None] = [None] * len(trajectories)
         if self.mesh.is_head:
             ledger = compose(trajectories, self.settings.reward, self.settings.rollout.max_tokens)
             if self._mistakes is not None:
@@ -222,19 +256,26 @@ class Run(Workspace):
             if kl.coefficient and kl.term == "reward":
                 add_kl(ledger, trajectories, kl)
             advantages = self.algorithm.advantages(ledger, trajectories, self._add_up_over_heads)
+            if self.algorithm.returns is not None:
+                returns = self.algorithm.returns(ledger, trajectories)
+                describe_critic(self.metrics, trajectories, returns, self._add_up_over_heads)
             self._describe(samples, ledger)
-        advantages = self.mesh.broadcast_in_replica(advantages)
+        advantages, returns = self.mesh.broadcast_in_replica((advantages, returns))
         batches, start = [], 0
         for part in samples.mini_batches:
-            batches.append(self._mini_batch(part, advantages[start : start + len(part)]))
+            here = slice(start, start + len(part))
+            batches.append(self._mini_batch(part, advantages[here], returns[here]))
             start += len(part)
         return batches
 
     def update(self, batches: list[MiniBatch]) -> None:  # type: ignore[override]
-        """The step's optimizer updates. Collective."""
+        """The step's optimizer updates, the critic's before the policy's. Collective."""
         for _ in range(self.settings.algorithm.epochs):
             for batch in batches:
-                super().update(batch, self._objective)
+                if self._critic is not None:
+                    self.learn(self._critic, batch, self._value_objective, "critic")
+                if self._policy_learns:
+                    super().update(batch, self._objective)
 
     def finish(self, step: int) -> None:
         """Evaluate where it is time, then log, save and export. Collective."""
@@ -254,14 +295,18 @@ class Run(Workspace):
             self.log(0)
 
     def write_checkpoint(self, folder: Path) -> None:
-        """The policy, and the memory of mistakes where there is one. Collective."""
+        """The policy, and critic and memory of mistakes where there are these. Collective."""
         super().write_checkpoint(folder)
+        if self._critic is not None:
+            save_state(self._critic, folder / self._critic.kind)
         if self._mistakes is not None:
             self._mistakes.save(folder)
 
     def read_checkpoint(self, folder: Path) -> None:
-        """The policy, and the memory of mistakes where there is one. Collective."""
+        """The policy, and critic and memory of mistakes where there are these. Collective."""
         super().read_checkpoint(folder)
+        if self._critic is not None:
+            load_state(self._critic, folder / self._critic.kind)
         if self._mistakes is not None and not self._mistakes.load(folder):
             self.tracker.say(f"{folder} holds no memory of mistakes: they are remembered from here on")
 
@@ -273,14 +318,25 @@ class Run(Workspace):
     def _add_up_over_heads(self, numbers: np.ndarray) -> np.ndarray:
         return np.sum(self.mesh.gather_heads(numbers), axis=0)
 
-    def _mini_batch(self, trajectories: list[Trajectory], advantages: list[np.ndarray]) -> MiniBatch:
+    def _mini_batch(
+        self,
+        trajectories: list[Trajectory],
+        advantages: list[np.ndarray],
+        returns: list[np.ndarray | None],
+    ) -> MiniBatch:
         used = in_loss(trajectories, self.settings.reward.overlong)
         gone = diverged(trajectories, self.settings.algorithm.mismatch)
         counted = [len(t) if u and not g else 0 for t, u, g in zip(trajectories, used, gone, strict=True)]
-        weights = weigh(
-            counted, self.algorithm.aggregation, self.settings.rollout.max_tokens, self.sum_over_replicas
-        )
-        return MiniBatch(trajectories, token_arrays(self.algorithm, trajectories, advantages, weights))
+        arrays = token_arrays(self.algorithm, trajectories, advantages, self._weigh(counted))
+        if self._critic is not None:
+            known = [0 if r is None else n for r, n in zip(returns, counted, strict=True)]
+            arrays |= value_arrays(trajectories, returns, self._weigh(known))
+        return MiniBatch(trajectories, arrays)
+
+    def _weigh(self, counted: list[int]) -> list[float]:
+        """The weight of one token of each sequence of this replica, over the whole mini-batch. Collective."""
+        longest = self.settings.rollout.max_tokens
+        return weigh(counted, self.algorithm.aggregation, longest, self.sum_over_replicas)
 
     def _describe(self, samples: StepSamples, ledger: RewardLedger) -> None:
         """Metrics of the sampled trajectories, and their file. Collective of the heads."""

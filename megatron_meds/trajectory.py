@@ -85,6 +85,8 @@ class Trajectory:
     answer, None in a run that remembers no mistakes."""
     reference_logprobs: np.ndarray | None = None
     """[T] fp32: log-probabilities under the frozen reference policy; None where a run has none."""
+    values: np.ndarray | None = None
+    """[T] fp32: the critic's value before each response token is chosen; None where a run has none."""
 
     steps: MeasuredSteps | None = None
     """Its measured steps; None where it has none, or they were not measured."""

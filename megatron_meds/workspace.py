@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
+from megatron_meds.actor.learner import Learner
 from megatron_meds.actor.learning import MiniBatch, Objective
 from megatron_meds.actor.mesh import Mesh
 from megatron_meds.actor.policy import Policy
@@ -43,7 +44,7 @@ class Workspace:
             actor,
             settings.optimizer,
             self.mesh,
-            steps=run.steps,
+            steps=run.steps - settings.critic.steps_before_policy,
             seed=run.seed,
             temperature=settings.rollout.temperature if settings.algorithm.name != "sft" else 1.0,
         )
@@ -91,9 +92,13 @@ class Workspace:
         for step in range(self.done + 1, self.settings.run.steps + 1):
             self.metrics = Sums()
             self._started = time.monotonic()
-            self._learning_rate = self.policy.begin_step()
+            self.begin_step(step)
             yield step
             self.done = step
+
+    def begin_step(self, step: int) -> None:
+        """Move the learning rate to that of a step."""
+        self._learning_rate = self.policy.begin_step()
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time what is done inside as `seconds/NAME`."""
@@ -104,16 +109,20 @@ class Workspace:
         return sum(self.mesh.all_gather(value if self.mesh.is_head else 0.0))
 
     def update(self, batch: MiniBatch, objective: Objective) -> None:
-        """One optimizer update, its metrics added to the step's. Collective."""
-        found = self.policy.update(batch, objective)
+        """One optimizer update of the policy, its metrics added to the step's. Collective."""
+        self.learn(self.policy, batch, objective, "update")
+
+    def learn(self, learner: Learner, batch: MiniBatch, objective: Objective, group: str) -> None:
+        """One optimizer update of a model, its metrics added to the step's as `GROUP/NAME`. Collective."""
+        found = learner.update(batch, objective)
         if not self.mesh.is_head:
             return
         tokens = found.pop("tokens")
-        self.metrics.total("update/loss", found.pop("loss"))
+        self.metrics.total(f"{group}/loss", found.pop("loss"))
         norm = found.pop("grad_norm")
-        self.metrics.maximum("update/grad_norm", norm)
+        self.metrics.maximum(f"{group}/grad_norm", norm)
         for name, total in found.items():
-            self.metrics.ratio(f"update/{name}", total, tokens)
+            self.metrics.ratio(f"{group}/{name}", total, tokens)
 
     def finish(self, step: int) -> None:
         """Log the step, and save and export where it is time. Collective."""

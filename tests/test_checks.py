@@ -102,6 +102,14 @@ def test_all_faults_are_raised_together(config: Path):
         (["algorithm.entropy_advantage.divisor=3"], ["algorithm.entropy_advantage", "grpo_entropy"]),
         (["algorithm.name=gspo", "algorithm.dual_clip=10"], ["algorithm.dual_clip = 10.0", "leave it null"]),
         (["algorithm.mismatch.cap=3"], ["algorithm.mismatch.cap = 3.0", "importance_weights=true"]),
+        (["algorithm.lam=0.9"], ["algorithm.lam = 0.9", "ppo"]),
+        (["critic.value_clip=1"], ["critic: dapo has none", "algorithm.name=ppo"]),
+        (["algorithm.name=ppo", "critic.path=/nowhere"], ["critic.path = /nowhere", "*.safetensors"]),
+        (
+            ["algorithm.name=ppo", "critic.steps_before_policy=3"],
+            ["steps_before_policy = 3", "run.steps = 3"],
+        ),
+        (["algorithm.name=ppo", "critic.optimizer.min_lr=1"], ["critic.optimizer.min_lr", "above critic."]),
         (["algorithm.kl.coefficient=0.1"], ["algorithm.kl.coefficient = 0.1", "set model.reference"]),
         (["algorithm.kl.term=reward"], ["algorithm.kl: without a coefficient"]),
         (["model.offload_reference=true"], ["model.offload_reference", "algorithm.kl.coefficient"]),
@@ -142,19 +150,26 @@ def test_what_cannot_be_is_refused_by_name_with_a_remedy(
         ({"num_attention_heads": 3, "num_key_value_heads": 1}, "3 attention heads"),
     ],
 )
-def test_a_reference_may_be_another_model_that_reads_the_same_tokens_and_is_cut_alike(
-    config: Path, changes: dict[str, Any], part: str | None, tmp_path: Path
+@pytest.mark.parametrize(
+    ("key", "use"),
+    [("model.reference", "algorithm.kl.coefficient=0.1"), ("critic.path", "algorithm.name=ppo")],
+)
+def test_reference_and_critic_may_be_other_models_that_read_the_same_tokens_and_are_cut_alike(
+    config: Path, changes: dict[str, Any], part: str | None, key: str, use: str, tmp_path: Path
 ):
     other = write_run(tmp_path / "other", **changes).parent / "model"
     (other / "model.safetensors").write_bytes(b"")
-    found = faults(
-        config, f"model.reference={other}", "algorithm.kl.coefficient=0.1", "actor.layout.tensor=2"
-    )
+    found = faults(config, f"{key}={other}", use, "actor.layout.tensor=2")
     if part is None:
         assert found == []
     else:
         (fault,) = found
-        assert fault.startswith(f"model.reference = {other}: ") and part in fault
+        assert fault.startswith(f"{key} = {other}: ") and part in fault
+
+
+def test_ppo_takes_one_sample_a_prompt_discounts_and_a_lambda(config: Path):
+    ppo = ["algorithm={name: ppo, gamma: 0.99, lam: 0.95}", "rollout.samples_per_prompt=1"]
+    assert faults(config, *ppo, "critic.steps_before_policy=2", "critic.value_clip=.inf") == []
 
 
 def test_k1_is_a_reward_and_no_loss(config: Path):

@@ -52,6 +52,7 @@ TERMS = {
     "reinforce_pp": "algorithm.kl={coefficient: 0.01, term: reward, estimator: k1}",
     "reinforce_pp_baseline": "algorithm.kl.coefficient=0.01",
     "dr_grpo": "algorithm.entropy_bonus=0.001",
+    "ppo": "critic={steps_before_policy: 1, optimizer: {lr: 5.0e-4, warmup_steps: 0}}",
 }
 """What an algorithm is run with besides `COMMON`, so that every term is in use somewhere."""
 

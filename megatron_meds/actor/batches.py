@@ -83,8 +83,8 @@ class MicroBatch:
         }
 
     def scatter(self, values_N: torch.Tensor) -> dict[int, np.ndarray]:
-        """Cut [N] back into one fp32 array per trajectory index."""
-        pieces = values_N.float().cpu().split(list(self.lengths)) if self.rows else ()
+        """Cut [..., N] back into one fp32 array [..., T] per trajectory index."""
+        pieces = values_N.float().cpu().split(list(self.lengths), dim=-1) if self.rows else ()
         return {row: piece.numpy() for row, piece in zip(self.rows, pieces, strict=True)}
 
 

@@ -8,7 +8,7 @@ gradients do not depend on how a mini-batch is split over micro-batches and repl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,15 +24,14 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.utils import get_model_config
 
 from megatron_meds.actor.mesh import Mesh
-from megatron_meds.actor.pipeline import logprob_processor, micro_batches_for, run_schedule
+from megatron_meds.actor.pipeline import OutputProcessor, micro_batches_for, run_schedule
 from megatron_meds.actor.settings import ActorSettings, OptimizerSettings
 from megatron_meds.trajectory import Trajectory
 
-Objective = Callable[
-    [torch.Tensor, torch.Tensor, Mapping[str, torch.Tensor]], tuple[torch.Tensor, dict[str, torch.Tensor]]
-]
-"""`(logprobs [N], entropy [N], arrays [N] by name) -> (scalar to minimise, metrics as sums)`.
-Both are sums over the tokens given, already weighted: adding micro-batches gives the mini-batch."""
+Objective = Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]]
+"""`(logprobs [N], entropy [N], arrays [N] by name) -> (scalar to minimise, metrics as sums)` for a policy,
+`(values [N], arrays)` for a critic. Both results are sums over the tokens given, already weighted: adding
+micro-batches gives the mini-batch."""
 
 
 @dataclass
@@ -104,14 +103,15 @@ def backward(
     objective: Objective,
     settings: ActorSettings,
     mesh: Mesh,
-    *,
-    vocabulary: int,
-    temperature: float,
+    processor: OutputProcessor,
 ) -> dict[str, float]:
     """Fill the gradient buffers with the mini-batch's gradient, reduced over all ranks.
 
     Returns the objective's metrics, summed over this replica's micro-batches ({} before the last
     stage). Collective over all ranks.
+
+    Args:
+        processor: makes [k, N] of a micro-batch's hidden states: the objective's first k arguments.
     """
     for chunk in chunks:
         chunk.zero_grad_buffer()  # type: ignore[operator]
@@ -119,12 +119,12 @@ def backward(
 
     def loss(micro_batch, output):
         arrays = {name: micro_batch.gather(values) for name, values in batch.arrays.items()}
-        return objective(output[0], output[1], arrays)
+        return objective(*output.unbind(), arrays)
 
     reports = run_schedule(
         chunks,
         micro_batches_for(batch.trajectories, settings, mesh),
-        logprob_processor(settings, vocabulary, temperature),
+        processor,
         loss,
         forward_only=False,
     )

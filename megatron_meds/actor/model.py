@@ -44,7 +44,7 @@ def build_model(
 
     Parameters are bf16 or fp32 by `settings.precision`. A chunk's forward takes
     (input_ids [b, s], position_ids [b, s], attention_mask=None, packed_seq_params=...). Replicas get
-    the same weights.
+    the same weights. With `shape.head` = value the last one ends in a `ValueHead`.
 
     Args:
         attention: `model.attention`: auto, sdpa or te.
@@ -171,6 +171,19 @@ class MarkedRMSNorm(torch.nn.RMSNorm):
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
 
+class ValueHead(torch.nn.Module):
+    """A critic's head, the weight [1, H] of one value a token; whole on every tensor rank.
+
+    Zeros at first: every value is 0, whatever the layout or the seed.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1, config.hidden_size, dtype=config.params_dtype))
+        # Under sequence parallelism each tensor rank values its own tokens, and the gradients add up.
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
 def layer_spec(
     config: TransformerConfig, attention: Attention, chunk: int | None
 ) -> TransformerBlockSubmodules:
@@ -197,18 +210,27 @@ def _build_chunk(
     shape: ModelShape, config: TransformerConfig, attention: Attention, mesh: Mesh, index: int
 ) -> GPTModel:
     chunk = index if mesh.virtual > 1 else None
+    first = mesh.is_first_stage and index == 0
+    last = mesh.is_last_stage and index == mesh.virtual - 1
+    rows, shared = padded_vocabulary(shape.vocab, mesh.tensor_size), shape.tied
+    if shape.head == "value":  # the output layer that gives way is not to be of the vocabulary's size
+        rows, shared = rows if first else mesh.tensor_size, first and last
     model = GPTModel(
         config=config,
         transformer_layer_spec=layer_spec(config, attention, chunk),  # type: ignore[arg-type]
-        vocab_size=padded_vocabulary(shape.vocab, mesh.tensor_size),
+        vocab_size=rows,
         max_sequence_length=shape.max_positions,
-        pre_process=mesh.is_first_stage and index == 0,
-        post_process=mesh.is_last_stage and index == mesh.virtual - 1,
-        share_embeddings_and_output_weights=shape.tied,
+        pre_process=first,
+        post_process=last,
+        share_embeddings_and_output_weights=shared,
         position_embedding_type="rope",
         rotary_base=shape.rope_theta,  # type: ignore[arg-type]
         vp_stage=chunk,
     )
+    if shape.head == "value":
+        model.share_embeddings_and_output_weights = False
+        if last:
+            model.output_layer = ValueHead(config)  # type: ignore[assignment]
     if attention == "sdpa":
         model.rotary_pos_emb = RestartingRotary(shape.head_dim, rotary_percent=1.0)
     model.rotary_pos_emb.inv_freq = inverse_frequencies(shape).to(mesh.device)

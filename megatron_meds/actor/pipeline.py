@@ -140,6 +140,16 @@ def logprob_processor(settings: ActorSettings, vocabulary: int, temperature: flo
     return process
 
 
+def value_processor(*, hidden_states, output_layer, context: MicroBatch, config, **_) -> torch.Tensor:
+    """An output processor of a critic: fp32 [1, N], the values before the micro-batch's response tokens."""
+    values_sb = torch.nn.functional.linear(hidden_states.float(), output_layer.weight.float())[..., 0]
+    if config.sequence_parallel:  # every rank computes the whole loss: each takes its tokens' gradient
+        values_sb = mappings.gather_from_sequence_parallel_region(
+            values_sb, tensor_parallel_output_grad=False
+        )
+    return values_sb.flatten(0, 1).index_select(0, context.select_N)[None]
+
+
 def _packed_parameters(batch: MicroBatch, layers: str) -> PackedSeqParams | None:
     """transformer-engine's kernels read the borders on the device, the local layers on the CPU."""
     if batch.cu_seqlens is None:

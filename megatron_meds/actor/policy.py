@@ -8,24 +8,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.core.transformer.module import MegatronModule
-from megatron.core.utils import get_model_config, unwrap_model
-
-from megatron_meds.actor import learning
 from megatron_meds.actor.layer_logits import FinalNorm
-from megatron_meds.actor.learning import MiniBatch, Objective
+from megatron_meds.actor.learner import Learner
 from megatron_meds.actor.mesh import Mesh
 from megatron_meds.actor.model import build_model
+from megatron_meds.actor.pipeline import logprob_processor
 from megatron_meds.actor.scoring import Scores, score
 from megatron_meds.actor.settings import ActorSettings, ModelSettings, OptimizerSettings
 from megatron_meds.actor.shape import read_model_config
 from megatron_meds.trajectory import Trajectory
-from megatron_meds.weights.export import LiveWeights
 from megatron_meds.weights.huggingface import load_weights, save_huggingface
 
 
-class Policy:
-    """A live model with its optimizer on this rank's part of the mesh."""
+class Policy(Learner):
+    """The model whose tokens are sampled; `begin_step` and `update` are `Learner`'s."""
+
+    kind, origin = "policy", "model.path"
 
     def __init__(
         self,
@@ -44,30 +42,14 @@ class Policy:
             steps: length of the learning-rate schedule.
             temperature: logits are divided by it, in the score pass and in the update.
         """
-        self.folder = Path(model.path)
-        self.shape = read_model_config(self.folder)
-        self.settings = actor
-        self.mesh = mesh
+        folder = Path(model.path)
+        shape = read_model_config(folder)
         self.temperature = temperature
-        bare = build_model(self.shape, actor, model.attention, mesh, seed)
+        bare = build_model(shape, actor, model.attention, mesh, seed)
         if model.weights == "load":
-            load_weights(bare, self.folder, self.shape, mesh)
-        self.chunks, self.optimizer = learning.wrap(bare, actor, optimizer)
-        self.schedule = learning.make_schedule(self.optimizer, optimizer, steps)
-
-    @property
-    def is_bf16(self) -> bool:
-        """Whether parameters are bf16 (else fp32)."""
-        return get_model_config(self.chunks[0]).bf16
-
-    @property
-    def bare(self) -> list[MegatronModule]:
-        """The model chunks without their gradient buffers."""
-        return unwrap_model(self.chunks)  # type: ignore[return-value]
-
-    def live_weights(self) -> LiveWeights:
-        """The weights under their Hugging Face names, read from the live shards at each call."""
-        return LiveWeights(self.bare, self.shape, self.mesh)
+            load_weights(bare, folder, shape, mesh)
+        processor = logprob_processor(actor, shape.vocab, temperature)
+        super().__init__(folder, shape, bare, actor, optimizer, mesh, processor, steps=steps)
 
     def score(
         self,
@@ -82,33 +64,10 @@ class Policy:
             trajectories,
             self.settings,
             self.mesh,
-            vocabulary=self.shape.vocab,
-            temperature=self.temperature,
-            answer_tokens=answer_tokens,
-            final_norm=final_norm,
+            self._processor,
+            answer_tokens,
+            final_norm,
         )
-
-    def begin_step(self) -> float:
-        """Move the learning-rate schedule to the next step; returns its learning rate."""
-        self.schedule.step(1)
-        return max(float(group["lr"]) for group in self.optimizer.param_groups)
-
-    def update(self, batch: MiniBatch, objective: Objective) -> dict[str, float]:
-        """One optimizer update. Collective.
-
-        Returns:
-            The objective's metrics summed over this replica (last stage only) and `grad_norm`.
-        """
-        metrics = learning.backward(
-            self.chunks,
-            batch,
-            objective,
-            self.settings,
-            self.mesh,
-            vocabulary=self.shape.vocab,
-            temperature=self.temperature,
-        )
-        return metrics | {"grad_norm": learning.step(self.optimizer)}
 
     def save_huggingface(self, target: Path) -> None:
         """Write a Hugging Face folder that transformers and vLLM load. Collective."""

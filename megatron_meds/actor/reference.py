@@ -15,6 +15,7 @@ import torch
 
 from megatron_meds.actor.mesh import Mesh
 from megatron_meds.actor.model import build_model
+from megatron_meds.actor.pipeline import logprob_processor
 from megatron_meds.actor.scoring import Scores, score
 from megatron_meds.actor.settings import ActorSettings, ModelSettings
 from megatron_meds.actor.shape import read_model_config
@@ -40,7 +41,7 @@ class Reference:
         self.shape = read_model_config(self.folder)
         self.settings = actor
         self.mesh = mesh
-        self.temperature = temperature
+        self._processor = logprob_processor(actor, self.shape.vocab, temperature)
         self.chunks = build_model(self.shape, actor, model.attention, mesh, seed=0)
         load_weights(self.chunks, self.folder, self.shape, mesh)
         for chunk in self.chunks:
@@ -50,14 +51,7 @@ class Reference:
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
         """Log-probabilities (and entropies) under the reference. Collective."""
         with self._present():
-            return score(
-                list(self.chunks),
-                trajectories,
-                self.settings,
-                self.mesh,
-                vocabulary=self.shape.vocab,
-                temperature=self.temperature,
-            )
+            return score(list(self.chunks), trajectories, self.settings, self.mesh, self._processor)
 
     @contextmanager
     def _present(self) -> Iterator[None]:

@@ -1,12 +1,12 @@
-"""The score pass: log-probability and entropy of every response token under the current weights, and
-the layer logits of one token of each sample where they are asked for.
+"""Passes without gradient. The score pass: log-probability and entropy of every response token under the
+current weights, and the layer logits of one token of each sample where they are asked for.
 
-One forward-only run of the pipeline; rewards and losses are not its business.
+Each is one forward-only run of the pipeline; rewards and losses are not its business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from megatron.core.transformer.module import MegatronModule
 
+from megatron_meds.actor.batches import MicroBatch
 from megatron_meds.actor.layer_logits import FinalNorm, LayerLogits
 from megatron_meds.actor.mesh import Mesh
-from megatron_meds.actor.pipeline import logprob_processor, micro_batches_for, run_schedule
+from megatron_meds.actor.pipeline import OutputProcessor, micro_batches_for, run_schedule
 from megatron_meds.actor.settings import ActorSettings
 from megatron_meds.trajectory import Trajectory
 
@@ -38,52 +39,91 @@ class Scores:
     """Those that are not padding."""
 
 
+@dataclass(frozen=True)
+class TokenPass:
+    """What a pass found of every response token."""
+
+    found: list[np.ndarray]
+    """[k, T] fp32 per trajectory, in the order given: k numbers a token. [] before the last stage."""
+    tokens: int
+    """Tokens that went through the model on this replica, padding included."""
+    real_tokens: int
+    """Those that are not padding."""
+
+    def column(self, index: int) -> list[np.ndarray]:
+        """One of the k numbers: [T] fp32 per trajectory."""
+        return [numbers[index] for numbers in self.found]
+
+
 @torch.no_grad()
-def score(
+def forward_tokens(
     chunks: list[MegatronModule],
     trajectories: Sequence[Trajectory],
     settings: ActorSettings,
     mesh: Mesh,
-    *,
-    vocabulary: int,
-    temperature: float,
-    answer_tokens: Sequence[int | None] | None = None,
-    final_norm: FinalNorm = "last",
-) -> Scores:
-    """Score this replica's trajectories. Collective over all ranks; replicas may hold different
-    numbers of trajectories, or none.
+    processor: OutputProcessor,
+    watch: Callable[[MicroBatch], None] | None = None,
+) -> TokenPass:
+    """Run this replica's trajectories through the model. Collective over all ranks; replicas may hold
+    different numbers of trajectories, or none.
 
     Args:
-        answer_tokens: [n] number of the response token whose layer logits are wanted; see `LayerLogits`.
+        processor: makes [k, N] of a micro-batch's hidden states.
+        watch: see `run_schedule`.
     """
     batches = micro_batches_for(trajectories, settings, mesh)
     was_training = [chunk.training for chunk in chunks]
     for chunk in chunks:
         chunk.eval()
+    parts = run_schedule(
+        chunks,
+        batches,
+        processor,
+        lambda batch, output: batch.scatter(output),
+        forward_only=True,
+        watch=watch,
+    )
+    for chunk, training in zip(chunks, was_training, strict=True):
+        chunk.train(training)
+    found = {index: numbers for part in parts for index, numbers in part.items()}
+    return TokenPass(
+        found=[found[i] for i in range(len(trajectories))] if parts else [],
+        tokens=sum(b.tokens_bs.numel() for b in batches),
+        real_tokens=sum(b.real_tokens for b in batches),
+    )
+
+
+def score(
+    chunks: list[MegatronModule],
+    trajectories: Sequence[Trajectory],
+    settings: ActorSettings,
+    mesh: Mesh,
+    processor: OutputProcessor,
+    answer_tokens: Sequence[int | None] | None = None,
+    final_norm: FinalNorm = "last",
+) -> Scores:
+    """Score this replica's trajectories, as `forward_tokens` runs them.
+
+    Args:
+        processor: see `logprob_processor`.
+        answer_tokens: [n] number of the response token whose layer logits are wanted; see `LayerLogits`.
+    """
     with ExitStack() as stack:
         tap = None
         if answer_tokens is not None:
             tap = stack.enter_context(LayerLogits(chunks, trajectories, answer_tokens, mesh, final_norm))
-        found = run_schedule(
+        result = forward_tokens(
             chunks,
-            batches,
-            logprob_processor(settings, vocabulary, temperature),
-            lambda batch, output: (batch.scatter(output[0]), batch.scatter(output[1])),
-            forward_only=True,
+            trajectories,
+            settings,
+            mesh,
+            processor,
             watch=tap.watch if tap is not None else None,
         )
-    for chunk, training in zip(chunks, was_training, strict=True):
-        chunk.train(training)
-    logprobs: dict[int, np.ndarray] = {}
-    entropy: dict[int, np.ndarray] = {}
-    for part_logprobs, part_entropy in found:
-        logprobs.update(part_logprobs)
-        entropy.update(part_entropy)
-    order = range(len(trajectories)) if found else range(0)
     return Scores(
-        logprobs=[logprobs[i] for i in order],
-        entropy=[entropy[i] for i in order],
+        logprobs=result.column(0),
+        entropy=result.column(1),
         layer_logits=tap.table() if tap is not None else None,
-        tokens=sum(b.tokens_bs.numel() for b in batches),
-        real_tokens=sum(b.real_tokens for b in batches),
+        tokens=result.tokens,
+        real_tokens=result.real_tokens,
     )

@@ -1,4 +1,4 @@
-"""Settings of the model that learns: layout, precision, batches, optimizer."""
+"""Settings of the models that learn: layout, precision, batches, optimizers."""
 
 from pathlib import Path
 from typing import Literal
@@ -82,3 +82,19 @@ class OptimizerSettings(Section):
     """Adam's epsilon."""
     clip_grad: float = Field(default=1.0, ge=0)
     """Global gradient norm is clipped to this; 0 does not clip."""
+
+
+class CriticOptimizerSettings(OptimizerSettings):
+    lr: float = Field(default=1e-5, gt=0)
+    """Peak learning rate (AdamW)."""
+
+
+class CriticSettings(Section):
+    path: Path | None = None
+    """Hugging Face folder of a language model whose layers the critic starts from; it must read the policy's
+    tokens. None: `model.path`. The value head starts with zeros."""
+    value_clip: float = Field(default=0.5, gt=0)
+    """A value's update counts up to this distance from the value before it; `.inf`: any."""
+    steps_before_policy: int = Field(default=0, ge=0)
+    """Steps at the start in which only the critic learns; the policy's schedule begins after them."""
+    optimizer: CriticOptimizerSettings = CriticOptimizerSettings()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -72,6 +72,13 @@ class ModelShape:
     """Longest sequence the model was made for, tokens."""
     init_std: float
     """Standard deviation of random weights."""
+    head: Literal["vocabulary", "value"] = "vocabulary"
+    """What follows the final norm: logits, or one value a token (a critic's)."""
+
+
+def with_value_head(shape: ModelShape) -> ModelShape:
+    """A critic of that model: the same layers, and a value head of its own in place of the output layer."""
+    return replace(shape, tied=False, head="value")
 
 
 def read_model_config(folder: Path) -> ModelShape:

@@ -1,8 +1,8 @@
-"""A policy on disk: weights, optimizer and learning-rate schedule, for any layout to load.
+"""A policy or a critic on disk: weights, optimizer and learning-rate schedule, for any layout to load.
 
     FOLDER/megatron/       Megatron's distributed checkpoint, fully reshardable
     FOLDER/huggingface/    config.json and tokenizer of the model, so that the folder stands alone
-    FOLDER/policy.json     what has to be known before it is loaded
+    FOLDER/policy.json     what has to be known before it is loaded; a critic's is critic.json
 
 Saved by one layout (tensor, pipeline, virtual, data-parallel), loaded by another. What is state
 comes from disk, what is a setting does not: a learning rate, a schedule or a weight decay that was
@@ -29,15 +29,15 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.transformer.module import MegatronModule
 
 from megatron_meds.actor.mesh import Mesh
-from megatron_meds.actor.shape import ModelShape, read_model_config
+from megatron_meds.actor.shape import ModelShape, read_model_config, with_value_head
 from megatron_meds.agreement import together
 from megatron_meds.errors import UserError
 from megatron_meds.weights.files import copy_companions
 
 if TYPE_CHECKING:
-    from megatron_meds.actor.policy import Policy
+    from megatron_meds.actor.learner import Learner
 
-MEGATRON, HUGGINGFACE, DESCRIPTION = "megatron", "huggingface", "policy.json"
+MEGATRON, HUGGINGFACE = "megatron", "huggingface"
 PRECISIONS: dict[str, Literal["fp32", "bf16"]] = {"float32": "fp32", "bfloat16": "bf16"}
 """Setting of `actor.precision` by the dtype of the parameters."""
 _FORMAT = {
@@ -48,12 +48,12 @@ _FORMAT = {
 
 
 class StateError(UserError, ValueError):
-    """A policy's state does not fit what it is to be loaded into; the message says what to change."""
+    """A saved state does not fit what it is to be loaded into; the message says what to change."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """What `policy.json` says."""
+    """What `policy.json`, or `critic.json`, says."""
 
     optimizer: str
     """`distributed` or `plain`: they keep their state differently."""
@@ -63,8 +63,8 @@ class Description:
     """Steps that the learning-rate schedule has made."""
 
 
-def save_state(policy: Policy, folder: Path) -> None:
-    """Write the policy into `folder`, which is made if need be. Collective.
+def save_state(learner: Learner, folder: Path) -> None:
+    """Write a policy or a critic into `folder`, which is made if need be. Collective.
 
     Host memory: replica 0's ranks hold their part of the optimizer's state (12 bytes a parameter)
     once more while they save.
@@ -72,19 +72,19 @@ def save_state(policy: Policy, folder: Path) -> None:
     Raises:
         RankError, OSError: on every rank, when any rank could not write; names it and its reason.
     """
-    mesh = policy.mesh
-    together(lambda: _write_companions(policy, folder), f"{folder} was not written", mesh.all_gather)
-    _fill(policy.optimizer)
-    model = _sharded_model(policy.bare)
-    optimizer = policy.optimizer.sharded_state_dict(model, metadata=dict(_FORMAT))
+    mesh = learner.mesh
+    together(lambda: _write_companions(learner, folder), f"{folder} was not written", mesh.all_gather)
+    _fill(learner.optimizer)
+    model = _sharded_model(learner.bare)
+    optimizer = learner.optimizer.sharded_state_dict(model, metadata=dict(_FORMAT))
     if optimizer.get("param_state", optimizer) is None:  # not on replica 0, which has it for all
         del optimizer["param_state"]
     state = model | {"optimizer": optimizer}
     dist_checkpointing.save(state, str(folder / MEGATRON), _Writer())
 
 
-def load_state(policy: Policy, folder: Path) -> None:
-    """Set the policy to what `save_state` wrote, under whatever layout that was. Collective.
+def load_state(learner: Learner, folder: Path) -> None:
+    """Set a policy or a critic to what `save_state` wrote, under whatever layout that was. Collective.
 
     Weights, moments and step counts are equal bit by bit, so that at the same layout training goes
     on as if it had not stopped.
@@ -92,7 +92,7 @@ def load_state(policy: Policy, folder: Path) -> None:
     Raises:
         RankError: the folder is damaged, or of another model, precision or kind of optimizer.
     """
-    together(lambda: _load(policy, folder), f"{folder} was not loaded", policy.mesh.all_gather)
+    together(lambda: _load(learner, folder), f"{folder} was not loaded", learner.mesh.all_gather)
 
 
 def load_weights_only(chunks: Sequence[MegatronModule], folder: Path, shape: ModelShape, mesh: Mesh) -> None:
@@ -111,15 +111,18 @@ def load_weights_only(chunks: Sequence[MegatronModule], folder: Path, shape: Mod
     together(load, f"the weights of {folder} were not loaded", mesh.all_gather)
 
 
-def read_description(folder: Path) -> Description:
+def read_description(folder: Path, kind: str = "policy") -> Description:
     """What the state in `folder` is of.
+
+    Args:
+        kind: `policy` or `critic`.
 
     Raises:
         StateError: `save_state` did not write this folder.
     """
-    path = folder / DESCRIPTION
+    path = folder / f"{kind}.json"
     if not path.is_file():
-        raise StateError(f"{folder} is not a policy's state: it has no {DESCRIPTION}")
+        raise StateError(f"{folder} is not a {kind}'s state: it has no {path.name}")
     return Description(**json.loads(path.read_text()))
 
 
@@ -158,23 +161,24 @@ def _ordinary_errors() -> Iterator[None]:
         raise OSError("; ".join(reasons)) from error
 
 
-def _write_companions(policy: Policy, folder: Path) -> None:
+def _write_companions(learner: Learner, folder: Path) -> None:
     """Everything but the tensors, by the rank that writes files."""
-    if not policy.mesh.is_first_head:
+    if not learner.mesh.is_first_head:
         return
     (folder / MEGATRON).mkdir(parents=True)
     (folder / HUGGINGFACE).mkdir()
-    copy_companions(policy.folder, folder / HUGGINGFACE, None)
-    (folder / DESCRIPTION).write_text(json.dumps(asdict(_describe(policy)), indent=2) + "\n")
+    copy_companions(learner.folder, folder / HUGGINGFACE, None)
+    description = json.dumps(asdict(_describe(learner)), indent=2)
+    (folder / f"{learner.kind}.json").write_text(description + "\n")
 
 
-def _describe(policy: Policy) -> Description:
-    kinds = {isinstance(optimizer, DistributedOptimizer) for optimizer in _members(policy.optimizer)}
-    dtype = next(policy.bare[0].parameters()).dtype
+def _describe(learner: Learner) -> Description:
+    kinds = {isinstance(optimizer, DistributedOptimizer) for optimizer in _members(learner.optimizer)}
+    dtype = next(learner.bare[0].parameters()).dtype
     return Description(
         optimizer="distributed" if kinds == {True} else "plain",
         dtype=str(dtype).removeprefix("torch."),
-        schedule_steps=policy.schedule.num_steps,
+        schedule_steps=learner.schedule.num_steps,
     )
 
 
@@ -194,23 +198,23 @@ def _sharded_model(chunks: Sequence[MegatronModule]) -> dict[str, Any]:
 # --- loading ---------------------------------------------------------------------------------------
 
 
-def _load(policy: Policy, folder: Path) -> None:
+def _load(learner: Learner, folder: Path) -> None:
     """This rank's part; nothing in it waits for other ranks."""
-    saved, here = read_description(folder), _describe(policy)
-    _check_shape(folder, policy.shape)
+    saved, here = read_description(folder, learner.kind), _describe(learner)
+    _check_shape(folder, learner.shape, learner.origin)
     if saved.optimizer != here.optimizer:
         wanted = str(saved.optimizer == "distributed").lower()
         raise StateError(f"it holds a {saved.optimizer} optimizer: set actor.distributed_optimizer={wanted}")
     if saved.dtype != here.dtype:
         raise StateError(f"it holds {saved.dtype} weights: set actor.precision={PRECISIONS[saved.dtype]}")
-    _fill(policy.optimizer)
-    model = _sharded_model(policy.bare)
-    optimizer = policy.optimizer.sharded_state_dict(model, is_loading=True, metadata=dict(_FORMAT))
+    _fill(learner.optimizer)
+    model = _sharded_model(learner.bare)
+    optimizer = learner.optimizer.sharded_state_dict(model, is_loading=True, metadata=dict(_FORMAT))
     loaded = _read(model | {"optimizer": optimizer}, folder)
-    _load_model(policy.bare, loaded)
-    _load_optimizer(policy.optimizer, loaded["optimizer"])
-    policy.schedule.num_steps = 0
-    policy.schedule.step(saved.schedule_steps)
+    _load_model(learner.bare, loaded)
+    _load_optimizer(learner.optimizer, loaded["optimizer"])
+    learner.schedule.num_steps = 0
+    learner.schedule.step(saved.schedule_steps)
 
 
 def _read(state: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -260,11 +264,12 @@ def _keep_settings(optimizer: MegatronOptimizer, state: dict[str, Any]) -> None:
     ]
 
 
-def _check_shape(folder: Path, shape: ModelShape) -> None:
-    saved, here = asdict(read_model_config(folder / HUGGINGFACE)), asdict(shape)
+def _check_shape(folder: Path, shape: ModelShape, setting: str = "model.path") -> None:
+    stored = read_model_config(folder / HUGGINGFACE)
+    saved, here = asdict(with_value_head(stored) if shape.head == "value" else stored), asdict(shape)
     differences = [f"{key} {saved[key]} instead of {here[key]}" for key in here if saved[key] != here[key]]
     if differences:
-        raise StateError(f"it is of another model, with {', '.join(differences)}: check model.path")
+        raise StateError(f"it is of another model, with {', '.join(differences)}: check {setting}")
 
 
 # --- megatron's distributed optimizer over torch's AdamW -------------------------------------------

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
         policy_loss,
         sequence_means,
         token_policy_loss,
+        token_value_loss,
         token_weights,
         truncated_importance_weights,
+        value_loss,
     )
     from megatron_meds.algorithms.recipe import resolve
 
@@ -49,8 +51,10 @@ _HOME = {
     "policy_loss": "losses",
     "sequence_means": "losses",
     "token_policy_loss": "losses",
+    "token_value_loss": "losses",
     "token_weights": "losses",
     "truncated_importance_weights": "losses",
+    "value_loss": "losses",
     "resolve": "recipe",
 }
 
@@ -71,8 +75,10 @@ __all__ = [
     "rloo_advantages",
     "sequence_means",
     "token_policy_loss",
+    "token_value_loss",
     "token_weights",
     "truncated_importance_weights",
+    "value_loss",
     "whiten",
 ]
 

@@ -5,7 +5,7 @@ Knows trajectories and the ledger; knows no algorithm by name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -14,6 +14,7 @@ import torch
 
 from megatron_meds.algorithms.advantages import (
     AddUp,
+    gae,
     group_advantages,
     group_scale,
     reward_to_go,
@@ -41,6 +42,15 @@ class Advantages(Protocol):
     ) -> list[np.ndarray]: ...
 
 
+class Returns(Protocol):
+    """From a ledger and its trajectories, with their values, to what a critic learns: [T] fp32 of each, None
+    for one without a score."""
+
+    def __call__(
+        self, ledger: RewardLedger, trajectories: Sequence[Trajectory]
+    ) -> list[np.ndarray | None]: ...
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """One algorithm with every choice made; `resolve` makes it from the settings."""
@@ -61,6 +71,8 @@ class Algorithm:
     """Largest importance weight on a token's policy loss; None: no weights."""
     entropy_advantage: EntropyAdvantageSettings | None = None
     """What is added to advantages for entropy; None: nothing."""
+    returns: Returns | None = None
+    """What a critic learns; None: there is none."""
 
 
 def complete(
@@ -73,6 +85,7 @@ def complete(
     aggregation: Aggregation = "seq-mean-token-mean",
     ratio: Literal["token", "sequence"] = "token",
     entropy_advantage: EntropyAdvantageSettings | None = None,
+    returns: Returns | None = None,
 ) -> Algorithm:
     """An algorithm of these values, each giving way to what the settings say."""
     kl, mismatch = settings.kl, settings.mismatch
@@ -88,6 +101,7 @@ def complete(
         kl_loss=kl.coefficient if kl.term == "loss" else 0.0,
         importance_cap=mismatch.cap if mismatch.importance_weights else None,
         entropy_advantage=entropy_advantage,
+        returns=returns,
     )
 
 
@@ -162,31 +176,68 @@ def whitened_reward_to_go(gamma: float, group_baseline: bool) -> Advantages:
             centred = np.asarray(group_advantages(totals, prompts_of(trajectories), scale_by_std=False))
             for i in np.flatnonzero(np.isfinite(totals)):
                 rewards[i][-1] += centred[i] - totals[i]
-        scored = [np.full(len(r), np.isfinite(total)) for r, total in zip(rewards, totals, strict=True)]
-        to_go = rewards_to_go(rewards, gamma)
-        white = whiten(join(to_go), join(scored), whole=whole)
-        lengths = [len(t) for t in trajectories]
-        return [part.numpy().astype(np.float32) for part in white.split(lengths)] if lengths else []
+        return whitened(rewards_to_go(rewards, gamma), totals, whole)
 
     return advantages
 
 
+def whitened(
+    advantages: Sequence[np.ndarray], totals: np.ndarray, whole: AddUp = np.asarray
+) -> list[np.ndarray]:
+    """`whiten` over the tokens [T] of the trajectories with a score: fp32, 0 where the total is NaN."""
+    scored = [np.full(len(a), np.isfinite(r)) for a, r in zip(advantages, totals, strict=True)]
+    white = whiten(join(advantages), join(scored), whole=whole)
+    lengths = [len(a) for a in advantages]
+    return [part.numpy().astype(np.float32) for part in white.split(lengths)] if lengths else []
+
+
 def rewards_to_go(rewards: Sequence[np.ndarray], gamma: float) -> list[np.ndarray]:
     """`reward_to_go` of arrays [T] of unlike lengths: [T] fp64 each."""
-    found: list[np.ndarray] = []
-    for start in range(0, len(rewards), _ROWS):
-        part = [torch.from_numpy(r) for r in rewards[start : start + _ROWS]]
-        padded = torch.nn.utils.rnn.pad_sequence(part, batch_first=True)
-        lengths = torch.tensor([len(r) for r in part])
-        mask = torch.arange(padded.shape[1]) < lengths[:, None]
-        to_go = reward_to_go(padded, mask, gamma)
-        found += [row[: len(r)].numpy() for row, r in zip(to_go, part, strict=True)]
+    return _padded(1, lambda mask, r: (reward_to_go(r, mask, gamma),), rewards)[0]
+
+
+def estimate(
+    rewards: Sequence[np.ndarray], values: Sequence[np.ndarray], gamma: float, lam: float
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """`gae` of arrays [T] of unlike lengths: advantages and returns, [T] of the dtype of `values` each."""
+    advantages, returns = _padded(2, lambda mask, r, v: gae(r, v, mask, gamma, lam), rewards, values)
+    return advantages, returns
+
+
+def _padded(
+    count: int, function: Callable[..., tuple[torch.Tensor, ...]], *ragged: Sequence[np.ndarray]
+) -> list[list[np.ndarray]]:
+    """Apply a function of a mask and padded arrays [B, T] to lists of arrays [T], and cut what it returns.
+
+    Args:
+        count: how many arrays [B, T] it returns.
+        ragged: one list for each of its arrays; the lengths of their first members agree, and so on.
+    """
+    found: list[list[np.ndarray]] = [[] for _ in range(count)]
+    for start in range(0, len(ragged[0]), _ROWS):
+        parts = [[torch.from_numpy(a) for a in arrays[start : start + _ROWS]] for arrays in ragged]
+        padded = [torch.nn.utils.rnn.pad_sequence(part, batch_first=True) for part in parts]
+        lengths = [len(a) for a in parts[0]]
+        mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+        for rows, result in zip(found, function(mask, *padded), strict=True):
+            rows += [row[:n].numpy() for row, n in zip(result, lengths, strict=True)]
     return found
 
 
 def prompts_of(trajectories: Sequence[Trajectory]) -> list[str]:
     """The group of each trajectory: its prompt."""
     return [t.prompt.id for t in trajectories]
+
+
+def known(array: np.ndarray | None, name: str, trajectory: Trajectory) -> np.ndarray:
+    """An array [T] that the score pass fills in.
+
+    Raises:
+        ValueError: it has not; names the sample.
+    """
+    if array is None:
+        raise ValueError(f"sample {trajectory.key} has no {name}: score it first")
+    return array
 
 
 def spread(values: np.ndarray | Sequence[float], lengths: Sequence[int]) -> list[np.ndarray]:

@@ -236,6 +236,64 @@ def policy_loss(
     return loss, metrics
 
 
+def token_value_loss(
+    values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, clip: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The clipped squared error of every value.
+
+        bounded = old + clamp(value - old, -clip, clip)
+        loss    = max((value - return)^2, (bounded - return)^2) / 2
+
+    Args:
+        values: [...] of the critic that learns, fp32 or fp64.
+        old_values: [...] of the critic before the update; no gradient flows.
+        returns: [...] what the values are to be.
+        clip: clip range; infinity is no clip.
+
+    Returns:
+        losses [...], gradients flow to `values`, and 1 [...] where the clip is what counts (no gradient
+        there), else 0.
+
+    Source: PPO's public code (github.com/openai/baselines, ppo2).
+    """
+    moved = values - old_values.detach()
+    plain = (values - returns).square()
+    bounded = (old_values.detach() + moved.clamp(-clip, clip) - returns).square()
+    clipped = (bounded > plain) & (moved.abs() > clip)  # within the range they differ by rounding
+    return 0.5 * torch.maximum(plain, bounded), clipped.to(values.dtype)
+
+
+def value_loss(
+    values: torch.Tensor,
+    old_values: torch.Tensor,
+    returns: torch.Tensor,
+    mask: torch.Tensor,
+    clip: float = 0.5,
+    aggregation: Aggregation = "token-mean",
+    denominator: float | torch.Tensor | None = None,
+    padded_length: int | None = None,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The clipped value loss of a padded batch.
+
+    Args:
+        values, old_values, returns, clip: [B, T], see `token_value_loss`.
+        mask: [B, T] bool or 0 / 1; what stands outside, NaN included, has no effect.
+        aggregation, denominator, padded_length: see `policy_loss`.
+
+    Returns:
+        The loss, a scalar, and `clip_fraction`, a scalar without gradient, over this batch's tokens.
+    """
+    inside = mask.bool()
+    losses, clipped = token_value_loss(
+        values.masked_fill(~inside, 0.0),
+        old_values.masked_fill(~inside, 0.0),
+        returns.masked_fill(~inside, 0.0),
+        clip,
+    )
+    loss = aggregate(losses, inside, aggregation, denominator, padded_length)
+    return loss, {"clip_fraction": clipped.sum() / inside.sum().clamp(min=1)}
+
+
 def kl_k3(logprobs: torch.Tensor, reference_logprobs: torch.Tensor) -> torch.Tensor:
     """The k3 estimate of KL(policy || reference) at each token sampled from the policy.
 

@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
-from megatron_meds.algorithms.algorithm import Algorithm, spread
+from megatron_meds.algorithms.algorithm import Algorithm, known, spread
 from megatron_meds.algorithms.losses import (
     Aggregation,
     clipped_surrogate,
     entropy_advantages,
     kl_k3,
     sequence_means,
+    token_value_loss,
     token_weights,
 )
 from megatron_meds.algorithms.mismatch import importance_weights
@@ -107,7 +108,7 @@ def token_arrays(
     """
     lengths = [len(t) for t in trajectories]
     arrays = {
-        "old_logprobs": [_known(t.logprobs, "logprobs", t) for t in trajectories],
+        "old_logprobs": [known(t.logprobs, "logprobs", t) for t in trajectories],
         "advantages": list(advantages),
         "weights": spread(weights, lengths),
     }
@@ -117,15 +118,52 @@ def token_arrays(
         arrays["importance"] = [importance_weights(t, algorithm.importance_cap) for t in trajectories]
     if algorithm.kl_loss:
         arrays["reference_logprobs"] = [
-            _known(t.reference_logprobs, "reference_logprobs", t) for t in trajectories
+            known(t.reference_logprobs, "reference_logprobs", t) for t in trajectories
         ]
     return arrays
 
 
-def _known(array: np.ndarray | None, name: str, trajectory: Trajectory) -> np.ndarray:
-    if array is None:
-        raise ValueError(f"sample {trajectory.key} has no {name}: score it first")
-    return array
+def value_objective(clip: float) -> Callable[[torch.Tensor, Tokens], Result]:
+    """What a critic minimises: the clipped value loss.
+
+        sum over tokens of weight * token_value_loss
+
+    The returned function takes values [N] with gradients, and the arrays [N] that `value_arrays` makes.
+    """
+
+    def objective(values: torch.Tensor, tokens: Tokens) -> Result:
+        weights = tokens["value_weights"]
+        counted = (weights > 0).float()
+        loss, clipped = token_value_loss(values, tokens["values"], tokens["returns"], clip)
+        total = (weights * loss).sum()
+        metrics = {
+            "tokens": counted.sum(),
+            "clip_fraction": (counted * clipped).sum(),
+            "loss": total.detach(),
+        }
+        return total, metrics
+
+    return objective
+
+
+def value_arrays(
+    trajectories: Sequence[Trajectory], returns: Sequence[np.ndarray | None], weights: Sequence[float]
+) -> dict[str, list[np.ndarray]]:
+    """The arrays [T] of scored trajectories that `value_objective` reads, by name.
+
+    Args:
+        returns: what an algorithm's `returns` gave; None where there is nothing to learn.
+        weights: of one token of each, from `weigh`; 0 where there are no returns.
+    """
+    lengths = [len(t) for t in trajectories]
+    return {
+        "values": [known(t.values, "values", t) for t in trajectories],
+        "returns": [
+            np.zeros(n, dtype=np.float32) if targets is None else targets
+            for targets, n in zip(returns, lengths, strict=True)
+        ],
+        "value_weights": spread(weights, lengths),
+    }
 
 
 def supervised_objective(logprobs: torch.Tensor, entropy: torch.Tensor, tokens: Tokens) -> Result:

@@ -6,6 +6,7 @@ from megatron_meds.algorithms.dr_grpo import dr_grpo
 from megatron_meds.algorithms.grpo import grpo
 from megatron_meds.algorithms.grpo_entropy import grpo_entropy
 from megatron_meds.algorithms.gspo import gspo
+from megatron_meds.algorithms.ppo import ppo
 from megatron_meds.algorithms.reinforce_pp import reinforce_pp
 from megatron_meds.algorithms.reinforce_pp_baseline import reinforce_pp_baseline
 from megatron_meds.algorithms.rloo import rloo
@@ -13,7 +14,7 @@ from megatron_meds.algorithms.settings import AlgorithmSettings
 
 _ALGORITHMS = {
     function.__name__: function
-    for function in (grpo, dapo, dr_grpo, gspo, grpo_entropy, rloo, reinforce_pp, reinforce_pp_baseline)
+    for function in (grpo, dapo, dr_grpo, gspo, grpo_entropy, rloo, reinforce_pp, reinforce_pp_baseline, ppo)
 }
 
 NAMES = tuple(_ALGORITHMS)

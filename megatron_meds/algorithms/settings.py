@@ -8,7 +8,7 @@ from megatron_meds.section import Section
 
 GROUP_RELATIVE = ("grpo", "dapo", "dr_grpo", "gspo", "grpo_entropy", "rloo", "reinforce_pp_baseline")
 """Algorithms that compare the answers to one prompt."""
-REWARD_TO_GO = ("reinforce_pp", "reinforce_pp_baseline")
+REWARD_TO_GO = ("reinforce_pp", "reinforce_pp_baseline", "ppo")
 """Algorithms with an advantage of each token: the rewards from there on."""
 STANDARDISED = ("grpo", "dapo", "dr_grpo", "gspo", "grpo_entropy")
 """Algorithms whose advantages may be divided by the group's standard deviation."""
@@ -57,6 +57,7 @@ class AlgorithmSettings(Section):
         "rloo",
         "reinforce_pp",
         "reinforce_pp_baseline",
+        "ppo",
     ] = "dapo"
     """What is minimised; formulas in docs/algorithms.md. `sft` is supervised training on `data.train` rows
     that hold a response."""
@@ -69,19 +70,21 @@ class AlgorithmSettings(Section):
     clip_high: float | None = Field(default=None, ge=0)
     """Upper clip range; None: the algorithm's own (dapo 0.28, gspo 4e-4, others 0.2)."""
     dual_clip: float | None = Field(default=None, gt=1)
-    """Bound c of the dual clip for negative advantages; None: the algorithm's own (dapo 10, others none);
-    `.inf`: no dual clip."""
+    """Bound c of the dual clip for negative advantages; None: the algorithm's own (dapo 10, ppo 3, others
+    none); `.inf`: no dual clip."""
     aggregation: (
         Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] | None
     ) = None
-    """How token losses become one number; None: the algorithm's own (dapo token-mean, rloo
+    """How token losses become one number; None: the algorithm's own (dapo and ppo token-mean, rloo
     seq-mean-token-sum, dr_grpo seq-mean-token-sum-norm, others seq-mean-token-mean).
     `seq-mean-token-sum-norm` divides by `rollout.max_tokens`."""
     scale_by_std: bool | None = None
     """Divide group advantages by the group's standard deviation; None: the algorithm's own (dr_grpo false,
     others true)."""
     gamma: float = Field(default=1.0, gt=0, le=1)
-    """Discount of later rewards (reinforce_pp, reinforce_pp_baseline)."""
+    """Discount of later rewards (reinforce_pp, reinforce_pp_baseline, ppo)."""
+    lam: float = Field(default=1.0, ge=0, le=1)
+    """Lambda of GAE (ppo): 1 is return minus value, 0 looks one token ahead."""
     entropy_bonus: float = Field(default=0.0, ge=0)
     """Coefficient of the mean token entropy, added to the objective."""
     entropy_advantage: EntropyAdvantageSettings = EntropyAdvantageSettings()

@@ -89,9 +89,12 @@ EMBEDDING = Rule(
 )
 FINAL_NORM = Rule(("decoder.final_layernorm.weight",), (("model.norm.weight", "H"),), Cut.REPLICATED)
 OUTPUT = Rule(("output_layer.weight",), (("lm_head.weight", "VH"),), Cut.VOCABULARY)
+VALUE = Rule(("output_layer.weight",), (("score.weight", "1H"),), Cut.REPLICATED)
 
 EMBEDDING_NAME = EMBEDDING.hf[0][0]
 HEAD_NAME = OUTPUT.hf[0][0]
+VALUE_NAME = VALUE.hf[0][0]
+"""A critic's value head, under the name that transformers gives a head of one output."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +157,7 @@ class Entry:
 def entries(shape: ModelShape) -> list[Entry]:
     """Every parameter of the model, in the one order in which weights are exported: embedding,
     layers, final norm, output layer. A tied model has no output layer; its embedding may have a
-    copy of that name on the last pipeline stage.
+    copy of that name on the last pipeline stage. A critic has its value head there.
 
     Raises:
         ValueError: the family has no table, or its table contradicts the config's biases or norms.
@@ -162,14 +165,16 @@ def entries(shape: ModelShape) -> list[Entry]:
     family = _family(shape)
     embedding = _apply(EMBEDDING, shape, None, copies=OUTPUT.megatron if shape.tied else ())
     layers = [_apply(rule, shape, layer) for layer in range(shape.layers) for rule in family.layer]
-    outputs = [] if shape.tied else [_apply(OUTPUT, shape, None)]
+    head = VALUE if shape.head == "value" else OUTPUT
+    outputs = [] if shape.tied else [_apply(head, shape, None)]
     return [embedding, *layers, _apply(FINAL_NORM, shape, None), *outputs]
 
 
 def check_names(names: Collection[str], shape: ModelShape, folder: Path) -> None:
     """Refuse a checkpoint that lacks tensors, or stores ones that the model has no place for.
 
-    A tied model may store its output layer, and an old checkpoint what follows from the config.
+    A tied model may store its output layer, and an old checkpoint what follows from the config. A
+    critic has no place for an output layer, and its value head is in no checkpoint.
 
     Args:
         names: of the tensors that `folder` stores.
@@ -177,7 +182,7 @@ def check_names(names: Collection[str], shape: ModelShape, folder: Path) -> None
     Raises:
         ValueError: naming the tensors, and what to do.
     """
-    expected = {tensor.name for entry in entries(shape) for tensor in entry.tensors}
+    expected = {tensor.name for entry in entries(shape) for tensor in entry.tensors} - {VALUE_NAME}
     missing = sorted(expected.difference(names))
     if missing == [HEAD_NAME]:
         raise ValueError(
@@ -225,6 +230,7 @@ def _apply(rule: Rule, shape: ModelShape, layer: int | None, copies: tuple[str, 
         "K": shape.kv_heads * shape.head_dim,
         "D": shape.head_dim,
         "I": shape.intermediate,
+        "1": 1,
     }
     prefix = "" if layer is None else f"model.layers.{layer}."
     tensors = tuple(HfTensor(prefix + name, tuple(sizes[x] for x in letters)) for name, letters in rule.hf)

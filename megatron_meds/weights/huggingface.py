@@ -16,7 +16,14 @@ import torch
 from megatron_meds.actor.mesh import Mesh
 from megatron_meds.actor.shape import ModelShape, read_model_config
 from megatron_meds.weights.export import LiveWeights
-from megatron_meds.weights.families import EMBEDDING_NAME, HEAD_NAME, Entry, HfTensor, check_names
+from megatron_meds.weights.families import (
+    EMBEDDING_NAME,
+    HEAD_NAME,
+    VALUE_NAME,
+    Entry,
+    HfTensor,
+    check_names,
+)
 from megatron_meds.weights.files import GIB, Checkpoint, FolderWriter, copy_companions
 from megatron_meds.weights.live import held_parameters
 from megatron_meds.weights.reshard import Piece, assemble
@@ -27,7 +34,7 @@ def load_weights(chunks: Sequence[torch.nn.Module], folder: Path, shape: ModelSh
 
     Values are converted to the parameters' dtype. Rows that pad the vocabulary become zeros. The
     copy of a tied embedding on the last pipeline stage is filled too. A tied model may store its
-    output layer if it equals the embedding.
+    output layer if it equals the embedding. A critic's value head stays as it is.
 
     Returns:
         Bytes read from disk by this rank.
@@ -41,6 +48,8 @@ def load_weights(chunks: Sequence[torch.nn.Module], folder: Path, shape: ModelSh
     with Checkpoint(folder) as checkpoint, torch.no_grad():
         check_names(checkpoint.names, shape, folder)
         for h in held:
+            if h.entry.tensors[0].name == VALUE_NAME:
+                continue
             shard = _read_shard(checkpoint, h.entry, mesh, h.vocabulary_rows)
             if shape.tied and h.entry.tensors[0].name == EMBEDDING_NAME and HEAD_NAME in checkpoint:
                 _check_stored_head(checkpoint, h.entry, shard, mesh, h.vocabulary_rows)

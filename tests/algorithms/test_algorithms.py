@@ -16,13 +16,22 @@ import numpy as np
 import pytest
 import torch
 
-from megatron_meds.algorithms import resolve
-from megatron_meds.algorithms.objective import policy_objective, token_arrays, weigh
+from megatron_meds.algorithms import gae, resolve
+from megatron_meds.algorithms.algorithm import estimate
+from megatron_meds.algorithms.objective import (
+    policy_objective,
+    token_arrays,
+    value_arrays,
+    value_objective,
+    weigh,
+)
 from megatron_meds.algorithms.settings import AlgorithmSettings
 from megatron_meds.trajectory import Prompt, RewardLedger, Trajectory
 
 LONGEST = 12
 GAMMA = 0.9
+LAM = 0.8
+VALUE_CLIP = 0.5
 TERMS = {
     "kl": {"coefficient": 0.3},
     "entropy_bonus": 0.05,
@@ -30,6 +39,7 @@ TERMS = {
 }
 NAMES = [
     "grpo", "dapo", "dr_grpo", "gspo", "grpo_entropy", "rloo", "reinforce_pp", "reinforce_pp_baseline",
+    "ppo",
 ]  # fmt: skip
 
 
@@ -44,11 +54,13 @@ class Step:
     """[T] fp64: log-probabilities of the policy that learns; leaves."""
     entropy: list[torch.Tensor]
     """[T] fp64; leaves."""
+    values: list[torch.Tensor]
+    """[T] fp64: of the critic that learns; leaves."""
 
 
 def random_step(seed: int, groups: int = 4, samples: int = 3, moved: float = 0.3) -> Step:
-    random = np.random.default_rng(seed)
-    step = Step([], [], [], [])
+    random, of_critic = np.random.default_rng(seed), np.random.default_rng(seed + 1000)
+    step = Step([], [], [], [], [])
     for group in range(groups):
         prompt = Prompt(id=f"p{group}", question="?", token_ids=(1,), answer="1")
         for sample in range(samples):
@@ -66,6 +78,8 @@ def random_step(seed: int, groups: int = 4, samples: int = 3, moved: float = 0.3
             step.trajectories.append(t)
             step.rewards.append(rewards)
             step.new.append(torch.from_numpy(new).requires_grad_())
+            t.values = of_critic.normal(size=length).astype(np.float32)
+            step.values.append(torch.from_numpy(t.values + of_critic.normal(size=length)).requires_grad_())
             step.entropy.append(torch.from_numpy(2.0 * random.random(length)).requires_grad_())
     return step
 
@@ -90,10 +104,13 @@ def paper_advantages(name: str, step: Step) -> list[np.ndarray]:
             per_sequence.append(rewards.sum() - (sum(group) - rewards.sum()) / (len(group) - 1))
         else:
             per_sequence.append((rewards.sum() - mean) / (statistics.stdev(group) + 1e-6))
-    if not name.startswith("reinforce"):
+    if not name.startswith("reinforce") and name != "ppo":
         return [np.full(len(r), a) for r, a in zip(step.rewards, per_sequence, strict=True)]
     returns = []
     for i, rewards in enumerate(step.rewards):
+        if name == "ppo":
+            returns.append(paper_gae(rewards, step.trajectories[i].values))
+            continue
         rest = rewards.copy()
         if name == "reinforce_pp_baseline":
             rest[-1] -= statistics.mean(siblings(step, i))
@@ -102,6 +119,25 @@ def paper_advantages(name: str, step: Step) -> list[np.ndarray]:
     everything = [g for row in returns for g in row]
     mean, std = statistics.mean(everything), statistics.stdev(everything)
     return [(np.array(row) - mean) / std for row in returns]
+
+
+def paper_gae(rewards: np.ndarray, values: np.ndarray) -> list[float]:
+    """The sum over k of (gamma lam)^k delta_{t + k}, written out."""
+    after = [*values[1:].tolist(), 0.0]
+    deltas = [r + GAMMA * after[t] - float(values[t]) for t, r in enumerate(rewards)]
+    size = len(deltas)
+    return [sum((GAMMA * LAM) ** (k - t) * deltas[k] for k in range(t, size)) for t in range(size)]
+
+
+def paper_value_loss(step: Step) -> torch.Tensor:
+    tokens = []
+    for t, rewards, new in zip(step.trajectories, step.rewards, step.values, strict=True):
+        for k, advantage in enumerate(paper_gae(rewards, t.values)):
+            old = float(t.values[k])
+            target = old + advantage
+            near = new[k].clamp(old - VALUE_CLIP, old + VALUE_CLIP)
+            tokens.append(torch.maximum((new[k] - target) ** 2, (near - target) ** 2) / 2)
+    return torch.stack(tokens).mean()
 
 
 def surrogate(ratio, advantage, low, high, dual=None):
@@ -125,7 +161,8 @@ def paper_loss(name: str, step: Step) -> torch.Tensor:
             if name == "grpo_entropy":
                 a += min(0.4 * entropy[k].item(), abs(a) / 2)
             ratio = sequence_ratio if name == "gspo" else torch.exp(new[k] - old[k])
-            loss = surrogate(ratio, torch.tensor(a), low, high, 10.0 if name == "dapo" else None)
+            dual = {"dapo": 10.0, "ppo": 3.0}.get(name)
+            loss = surrogate(ratio, torch.tensor(a), low, high, dual)
             server = t.rollout_logprobs[k]
             weight = 1.0 if math.isnan(server) else min(math.exp(float(old[k]) - server), 1.5)
             delta = reference[k] - new[k]
@@ -134,6 +171,8 @@ def paper_loss(name: str, step: Step) -> torch.Tensor:
         sequences.append(torch.stack(tokens))
     if name == "dapo":
         return torch.cat(sequences).mean()
+    if name == "ppo":
+        return torch.cat(sequences).mean() + paper_value_loss(step)
     if name == "rloo":
         return torch.stack([s.sum() for s in sequences]).mean()
     if name == "dr_grpo":
@@ -141,8 +180,8 @@ def paper_loss(name: str, step: Step) -> torch.Tensor:
     return torch.stack([s.mean() for s in sequences]).mean()
 
 
-def leaves(step: Step) -> list[torch.Tensor]:
-    return [*step.new, *step.entropy]
+def leaves(name: str, step: Step) -> list[torch.Tensor]:
+    return [*step.new, *step.entropy, *(step.values if name == "ppo" else [])]
 
 
 # --- the product, split over replicas and micro-batches --------------------------------------------
@@ -167,7 +206,8 @@ class AddUp:
 
 
 def own_loss(settings: AlgorithmSettings, step: Step, replicas: list[list[int]], micro_batch: int) -> float:
-    """Adds gradients to the step's leaves, a micro-batch at a time; returns the sum of the losses."""
+    """Adds gradients to the step's leaves, a micro-batch at a time; returns the sum of the losses, the
+    critic's among them where there is one."""
     algorithm = resolve(settings)
     objective = policy_objective(algorithm)
     add_up = AddUp(len(replicas))
@@ -186,7 +226,10 @@ def own_loss(settings: AlgorithmSettings, step: Step, replicas: list[list[int]],
             LONGEST,
             lambda own: float(whole(np.array([own]))[0]),
         )
-        return token_arrays(algorithm, mine, advantages, weights)
+        arrays = token_arrays(algorithm, mine, advantages, weights)
+        if algorithm.returns is not None:
+            arrays |= value_arrays(mine, algorithm.returns(ledger, mine), weights)
+        return arrays
 
     with ThreadPoolExecutor(len(replicas)) as pool:
         found = list(pool.map(arrays_of, range(len(replicas))))
@@ -201,6 +244,9 @@ def own_loss(settings: AlgorithmSettings, step: Step, replicas: list[list[int]],
             logprobs = torch.cat([step.new[rows[k]] for k in part])
             entropy = torch.cat([step.entropy[rows[k]] for k in part])
             loss, _ = objective(logprobs, entropy, tokens)
+            if algorithm.returns is not None:
+                values = torch.cat([step.values[rows[k]] for k in part])
+                loss = loss + value_objective(VALUE_CLIP)(values, tokens)[0]
             loss.backward()
             total += loss.item()
     return total
@@ -219,10 +265,10 @@ SPLITS = {
 def test_loss_and_gradients_are_those_of_the_papers_equations_for_every_split(name, split):
     step = random_step(seed=len(name), moved=1e-3 if name == "gspo" else 0.3)
     expected = paper_loss(name, step)
-    gradients = torch.autograd.grad(expected, leaves(step))
-    settings = AlgorithmSettings(name=name, gamma=GAMMA, **TERMS)
+    gradients = torch.autograd.grad(expected, leaves(name, step))
+    settings = AlgorithmSettings(name=name, gamma=GAMMA, lam=LAM, **TERMS)
     assert own_loss(settings, step, *SPLITS[split]) == pytest.approx(expected.item(), rel=1e-5, abs=1e-6)
-    for leaf, gradient in zip(leaves(step), gradients, strict=True):
+    for leaf, gradient in zip(leaves(name, step), gradients, strict=True):
         torch.testing.assert_close(leaf.grad, gradient, rtol=1e-4, atol=1e-6)
 
 
@@ -287,6 +333,54 @@ def test_the_group_baseline_takes_an_easy_prompts_advantage_away():
     rewards = [{-1: 11.0}, {-1: 10.0}, {-1: 1.0}, {}]
     found = advantages_of("reinforce_pp_baseline", rewards, [1, 1, 1, 1], "aabb")
     np.testing.assert_allclose(np.concatenate(found), np.array([1, -1, 1, -1]) * math.sqrt(3) / 2, rtol=1e-6)
+
+
+def with_values(ledger: RewardLedger, trajectories: list[Trajectory], values: list[list[float]]):
+    for t, v in zip(trajectories, values, strict=True):
+        t.values = np.array(v, dtype=np.float32)
+    return ledger, trajectories
+
+
+def test_ppo_at_gamma_and_lambda_1_compares_what_came_with_what_the_critic_expected():
+    # rewards to go 3, 2, 2 and 0 less the values: 2, 1, 0 and 1; mean 1, unbiased variance 2/3
+    step = with_values(*ledger_of([{0: 1.0, 2: 2.0}, {}], [3, 1], "ab"), [[1.0, 1.0, 2.0], [-1.0]])
+    algorithm = resolve(AlgorithmSettings(name="ppo"))
+    found = algorithm.advantages(*step)
+    np.testing.assert_allclose(np.concatenate(found), np.array([1, 0, -1, 0]) / math.sqrt(2 / 3), rtol=1e-6)
+    assert [r.tolist() for r in algorithm.returns(*step)] == [[3.0, 2.0, 2.0], [0.0]]
+
+
+def test_ppo_gives_a_sample_without_a_score_no_advantage_and_no_return():
+    algorithm = resolve(AlgorithmSettings(name="ppo", gamma=0.9, lam=0.5))
+    ledger, trajectories = with_values(
+        *ledger_of([{-1: 1.0}, {}, {}], [2, 2, 5], "abc"), [[0.1, 0.2], [0.3, 0.4], [9.0] * 5]
+    )
+    ledger.mark_unscored("r", 2)
+    found, returns = algorithm.advantages(ledger, trajectories), algorithm.returns(ledger, trajectories)
+    fewer = with_values(*ledger_of([{-1: 1.0}, {}], [2, 2], "ab"), [[0.1, 0.2], [0.3, 0.4]])
+    assert not found[2].any() and returns[2] is None
+    np.testing.assert_array_equal(found[:2], algorithm.advantages(*fewer))
+    np.testing.assert_array_equal(returns[:2], algorithm.returns(*fewer))
+    arrays = value_arrays(trajectories, returns, [0.5, 0.5, 0.0])
+    assert not arrays["returns"][2].any() and not arrays["value_weights"][2].any()
+
+
+def test_ppo_takes_the_end_of_a_truncated_response_for_its_end():
+    ledger, trajectories = with_values(*ledger_of([{}], [2], "a"), [[4.0, 6.0]])
+    trajectories[0].finish_reason = "length"
+    assert resolve(AlgorithmSettings(name="ppo")).returns(ledger, trajectories)[0].tolist() == [0.0, 0.0]
+
+
+def test_estimates_of_ragged_lists_are_those_of_each_alone():
+    random = np.random.default_rng(2)
+    lengths = [*random.integers(1, 9, size=300).tolist(), 40]
+    rewards, values = ([random.normal(size=n) for n in lengths] for _ in range(2))
+    advantages, returns = estimate(rewards, values, 0.9, 0.8)
+    for r, v, a, g in zip(rewards, values, advantages, returns, strict=True):
+        (alone,), (target,) = gae(*(torch.from_numpy(x)[None] for x in (r, v, np.ones(len(r)))), 0.9, 0.8)
+        np.testing.assert_array_equal(a, alone.numpy())
+        np.testing.assert_array_equal(g, target.numpy())
+    assert estimate([], [], 0.9, 0.8) == ([], [])
 
 
 @pytest.mark.parametrize("name", ["reinforce_pp", "reinforce_pp_baseline"])

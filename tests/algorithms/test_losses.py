@@ -14,8 +14,10 @@ from megatron_meds.algorithms import (
     kl_k3,
     policy_loss,
     token_policy_loss,
+    token_value_loss,
     token_weights,
     truncated_importance_weights,
+    value_loss,
 )
 
 AGGREGATIONS = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
@@ -237,3 +239,36 @@ def test_aggregate_averages_any_token_value():
     values, mask = torch.tensor([[1.0, 2.0], [5.0, math.nan]]), torch.tensor([[1, 1], [1, 0]])
     assert aggregate(values, mask, "token-mean").item() == pytest.approx(8 / 3)
     assert aggregate(values, mask, "seq-mean-token-mean").item() == pytest.approx((1.5 + 5) / 2)
+
+
+def test_the_value_loss_is_half_the_larger_of_both_squared_errors():
+    # return 1: near the old value nothing is clipped; beyond it the nearer one counts where it is worse
+    old = torch.tensor([0.0, 0.0, 0.0, 3.0])
+    values = torch.tensor([0.4, 0.9, -2.0, 1.5], requires_grad=True)
+    loss, clipped = token_value_loss(values, old, torch.ones(4), 0.5)
+    torch.testing.assert_close(loss, torch.tensor([0.36, 0.25, 9.0, 2.25]) / 2)
+    assert clipped.tolist() == [0.0, 1.0, 0.0, 1.0]
+    loss.sum().backward()
+    torch.testing.assert_close(values.grad, torch.tensor([-0.6, 0.0, -3.0, 0.0]))
+    unbounded, clipped = token_value_loss(values, old, torch.ones(4), math.inf)
+    torch.testing.assert_close(unbounded, (values - 1).square() / 2)
+    assert not clipped.any()
+
+
+def test_parts_of_a_value_loss_add_up_and_nothing_outside_the_mask_counts():
+    generator = torch.Generator().manual_seed(4)
+    values, old, returns = torch.randn(3, 3, 5, generator=generator, dtype=torch.float64)
+    mask = torch.arange(5) < torch.tensor([[5], [1], [3]])
+    values[~mask], returns[~mask] = torch.nan, torch.nan
+    values.requires_grad_()
+    whole, metrics = value_loss(values, old, returns, mask)
+    expected, clipped = token_value_loss(values[mask], old[mask], returns[mask], 0.5)
+    torch.testing.assert_close(whole, expected.mean())
+    assert metrics["clip_fraction"] == clipped.mean()
+    (gradient,) = torch.autograd.grad(whole, values, retain_graph=True)
+    assert gradient.isfinite().all() and not gradient[~mask].any()
+    parts = [
+        value_loss(values[rows], old[rows], returns[rows], mask[rows], denominator=9.0)[0]
+        for rows in (slice(0, 1), slice(1, 3))
+    ]
+    torch.testing.assert_close(sum(parts), whole)

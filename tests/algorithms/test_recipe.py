@@ -37,6 +37,7 @@ def _trajectories(lengths, questions):
         ("rloo", (0.2, 0.2, None, "seq-mean-token-sum", "token")),
         ("reinforce_pp", (0.2, 0.2, None, "seq-mean-token-mean", "token")),
         ("reinforce_pp_baseline", (0.2, 0.2, None, "seq-mean-token-mean", "token")),
+        ("ppo", (0.2, 0.2, 3.0, "token-mean", "token")),
     ],
 )
 def test_every_algorithm_fills_in_its_own_values_and_adds_no_term_unasked(name, own):
@@ -45,6 +46,7 @@ def test_every_algorithm_fills_in_its_own_values_and_adds_no_term_unasked(name, 
     assert (a.clip_low, a.clip_high, a.dual_clip, a.aggregation, a.ratio) == own
     assert (a.entropy_bonus, a.kl_loss, a.importance_cap) == (0.0, 0.0, None)
     assert (a.entropy_advantage is not None) == (name == "grpo_entropy")
+    assert (a.returns is not None) == (name == "ppo")
 
 
 def test_the_settings_name_exactly_the_algorithms_there_are():

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from megatron_meds.actor import learning
 from megatron_meds.actor.learning import MiniBatch
 from megatron_meds.actor.mesh import Mesh
 from megatron_meds.actor.reference import Reference
@@ -45,15 +44,8 @@ def gradients(
             lambda own: sum(mesh.all_gather(own if mesh.is_head else 0.0)),
         )
         own = [trajectories[i] for i in mine]
-        learning.backward(
-            policy.chunks,
-            MiniBatch(own, token_arrays(algorithm, own, [advantages[i] for i in mine], weights)),
-            policy_objective(algorithm),
-            policy.settings,
-            mesh,
-            vocabulary=policy.shape.vocab,
-            temperature=1.0,
-        )
+        arrays = token_arrays(algorithm, own, [advantages[i] for i in mine], weights)
+        policy.backward(MiniBatch(own, arrays), policy_objective(algorithm))
         found[case] = whole_gradient(policy)
     return found
 

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from megatron.core.utils import unwrap_model
 
-from megatron_meds.actor import learning
 from megatron_meds.actor.learning import MiniBatch
 from megatron_meds.actor.mesh import Mesh
 from megatron_meds.actor.policy import Policy
@@ -56,15 +55,7 @@ def parity(
     batch = MiniBatch(
         [trajectories[i] for i in mine], {name: [values[i] for i in mine] for name, values in arrays.items()}
     )
-    sums = learning.backward(
-        policy.chunks,
-        batch,
-        weighted_logprobs,
-        policy.settings,
-        mesh,
-        vocabulary=policy.shape.vocab,
-        temperature=temperature,
-    )
+    sums = policy.backward(batch, weighted_logprobs)
     gradient = whole_gradient(policy)
     found = {i: (lp, en) for i, lp, en in zip(mine, scores.logprobs, scores.entropy, strict=False)}
     return {"scores": found if mesh.is_head else {}, "gradient": gradient, "sums": sums}

@@ -7,7 +7,6 @@ import torch
 from megatron.core.utils import unwrap_model
 from safetensors.torch import load_file
 
-from megatron_meds.actor import learning
 from megatron_meds.actor.policy import Policy
 
 from .bench import BF16_ROUNDING, Bench, Precision, Reference, reference_backward, weighted
@@ -134,15 +133,7 @@ def round_trip(bench: Bench) -> Finding:
 def actor_numbers(bench: Bench, policy: Policy) -> Reference:
     """The parity batch through the actor. Afterwards its parameters hold the gradient."""
     scores = policy.score(bench.trajectories)
-    learning.backward(
-        policy.chunks,
-        bench.batch(),
-        weighted,
-        policy.settings,
-        policy.mesh,
-        vocabulary=policy.shape.vocab,
-        temperature=1.0,
-    )
+    policy.backward(bench.batch(), weighted)
     for chunk in policy.chunks:
         for parameter in unwrap_model(chunk).parameters():
             parameter.data.copy_(parameter.main_grad)
