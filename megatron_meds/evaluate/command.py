@@ -149,7 +149,7 @@ class Job:
                 while failure := fill(
                     self.answers, self.sets, self.plan, client, grader.grade, self._decode, advance
                 ):
-                    dead = servers.check()
+                    dead = [] if self.wanted.urls else servers.check()  # those of others are theirs to mend
                     if not dead:
                         raise EvaluationStopped(f"{failure}; start the command again to go on")
                     for index in dead:
