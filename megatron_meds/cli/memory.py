@@ -50,7 +50,7 @@ def show(
         raise UserError(f"{folder}: no {what} in the memory")
     if prompt is not None and len(found) > 1:
         raise UserError(f"--prompt {prompt}: {len(found)} prompts begin so; give more of the id")
-    console = Console()
+    console = Console(width=None if Console().is_terminal else 120)
     if prompt is not None:
         _print_prompt(console, found[0])
     else:
@@ -85,10 +85,10 @@ def _print_prompts(console: Console, found: list[PromptView], limit: int) -> Non
     from rich.text import Text
 
     table = Table(title=f"{len(found)} prompts; those with the largest clusters", title_justify="left")
-    for name in ("prompt", "question", "commonest answer of the largest cluster"):
-        table.add_column(name, overflow="fold" if name == "prompt" else "ellipsis", no_wrap=True)
+    for name in ("prompt", "question", "commonest in the largest"):
+        table.add_column(name, overflow="ellipsis", no_wrap=True, min_width=12 if name == "prompt" else 8)
     for name in ("answers", "clusters", "largest", "noise"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     for one in found[:limit]:
         top = one.clusters[0]
         table.add_row(

@@ -15,6 +15,7 @@ import numpy as np
 from megatron_meds.meds.show import Cluster, PromptView, layers_of
 
 _BINS = 21
+_LEGEND = _BINS * 9 + 64
 _ROWS_PER_CLUSTER = 40
 _CLUSTERS = 24
 _CELL = (18, 9)
@@ -93,7 +94,7 @@ def heat_map(
         for line, row in enumerate(part.tolist()):
             drawn.append(_line(values[row], prompt, row, y + line * high, middle, half))
         y += lines + 6
-    width, height = _LEFT + layers * wide + 10, y + 30
+    width, height = _LEFT + max(layers * wide + 10, _LEGEND), y + 30
     drawn.append(_legend(middle - half, middle + half, y + 8))
     return (
         f"<svg viewBox='0 0 {width} {height}' width={width} height={height} role=img "
@@ -123,7 +124,7 @@ def _legend(low: float, high: float, y: int) -> str:
     cells = "".join(
         f"<rect x={_LEFT + i * 9} y={y} width=9 height=9 class=b{i}></rect>" for i in range(_BINS)
     )
-    end = _LEFT + _BINS * 9 + 8
+    end = _LEFT + _BINS * 9 + 8  # the number behind it ends within _LEGEND
     return (
         f"<text x={_LEFT - 8} y={y + 9} class=t text-anchor=end>{low:.1f}</text>{cells}"
         f"<text x={end} y={y + 9} class=t>{high:.1f}</text>"
