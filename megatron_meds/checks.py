@@ -245,6 +245,7 @@ def _functions(settings: Settings) -> Iterator[str]:
         ("reward.function", settings.reward.function),
         ("verify.function", settings.verify.function),
         ("meds.feature_function", settings.meds.feature_function),
+        ("vsrm.reward_function", settings.vsrm.reward_function),
     ):
         if name is None:
             continue

@@ -15,6 +15,7 @@ import numpy as np
 
 from megatron_meds.actor.mesh import Mesh
 from megatron_meds.errors import UserError
+from megatron_meds.imports import load_function
 from megatron_meds.metrics import Sums
 from megatron_meds.rollout.client import Client
 from megatron_meds.rollout.messages import Request, Sample, Sampling
@@ -22,6 +23,7 @@ from megatron_meds.rollout.sampler import Grade
 from megatron_meds.tokens import Decode
 from megatron_meds.trajectory import MeasuredSteps, RewardLedger, Trajectory
 from megatron_meds.vsrm import StepPlan, enter_steps, plan_prefixes, step_rewards
+from megatron_meds.vsrm.rewards import own_step_rewards
 from megatron_meds.vsrm.settings import VsrmSettings
 
 Complete = Callable[[Sequence[Request]], list[list[Sample]]]
@@ -66,6 +68,7 @@ class Stepwise:
 
         Raises:
             UserError: the tags are not read back as they are written: a special token, for instance.
+            FunctionError: `vsrm.reward_function` leads to no function.
         """
         if decode(list(close_ids)) != settings.close_tag:
             raise UserError(
@@ -74,6 +77,11 @@ class Stepwise:
                 "this model closes its reasoning"
             )
         self.settings = settings
+        self._function = (
+            load_function(settings.reward_function, "vsrm.reward_function")
+            if settings.reward_function is not None
+            else None
+        )
         self._mesh, self._complete, self._client, self._grade = mesh, complete, client, grade
         self._decode, self._close, self._limit, self._seed = decode, list(close_ids), server_tokens, seed
 
@@ -93,7 +101,7 @@ class Stepwise:
         version = next((s.weight_version for samples in answers for s in samples), -1)
         for index, plan in plans.items():
             if len(plan):
-                trajectories[index].steps = self._measured(plan, questions, version)
+                trajectories[index].steps = self._measured(plan, questions, version, trajectories[index].key)
         self._describe(plans, trajectories, answers, metrics)
         asked, found = after[0] - before[0], after[1] - before[1]
         if asked > 0 and found >= 0:  # counters of a server that was started again begin anew
@@ -163,10 +171,15 @@ class Stepwise:
         for question, found in zip(questions, texts, strict=True):
             question.right = sum(right[text, question.answer] for text in found)
 
-    def _measured(self, plan: StepPlan, questions: dict[Ids, _Question], version: int) -> MeasuredSteps:
+    def _measured(
+        self, plan: StepPlan, questions: dict[Ids, _Question], version: int, key: str
+    ) -> MeasuredSteps:
         settings = self.settings
         accuracies = [questions[ids].right / settings.candidates for ids in plan.prefixes]
-        rewards = step_rewards(accuracies, settings.gamma, settings.window, settings.least_change)
+        if self._function is not None:
+            rewards = own_step_rewards(self._function, accuracies, key)
+        else:
+            rewards = step_rewards(accuracies, settings.gamma, settings.window, settings.least_change)
         return MeasuredSteps(plan.offsets, plan.bounds, accuracies, rewards.tolist(), version)
 
     def _describe(

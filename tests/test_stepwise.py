@@ -2,6 +2,7 @@
 
 from itertools import chain
 
+import numpy as np
 import pytest
 
 from megatron_meds.vsrm import step_rewards
@@ -37,6 +38,12 @@ def test_steps_are_rewarded_by_the_accuracies_of_their_prefixes(ranks, layout):
         assert rewards == pytest.approx(step_rewards(accuracies).tolist())
         assert version == VERSION
     assert sum(len(r["entries"]) for r in results) == 4 * 2 + 2 * 3 - 2
+
+
+def test_a_function_of_ones_own_rewards_the_steps(ranks):
+    (result,) = run(ranks, "1 replica", reward_function="tests.vsrm.own_steps:halves")
+    for accuracies, rewards, _ in result["steps"].values():
+        assert rewards == pytest.approx(np.diff(accuracies) / 2)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

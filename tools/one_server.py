@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron_meds import config
+from megatron_meds.actor.shape import read_model_config
+from megatron_meds.arithmetic import server_tokens
 from megatron_meds.rollout.server import Servers
 
 
@@ -22,7 +24,7 @@ def serve(settings_file: Path, overrides: Sequence[str], out: Path) -> Servers:
         settings.rollout.server,
         settings.model.path,
         run_dir=out,
-        max_model_len=settings.data.max_prompt_tokens + settings.rollout.max_tokens,
+        max_model_len=server_tokens(settings, read_model_config(settings.model.path).max_positions),
         dtype="float32",
         device="cpu",
         transport="shm",

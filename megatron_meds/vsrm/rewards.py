@@ -6,7 +6,7 @@ Source: VSRM, arXiv 2508.10293, and its authors' released code. Letters: P steps
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -51,6 +51,26 @@ def step_rewards(
             m = int(ahead[0]) + 1
             rewards[j] = gamma**m * d[j + m]
     return rewards
+
+
+def own_step_rewards(
+    function: Callable[[np.ndarray], Sequence[float] | np.ndarray], accuracies: Sequence[float], key: str
+) -> np.ndarray:
+    """[P] what a user's function makes of a response's accuracies [P + 1].
+
+    Args:
+        key: names the sample in messages.
+
+    Raises:
+        ValueError: not one finite number for each step.
+    """
+    found = np.asarray(function(np.array(accuracies, dtype=np.float64)), dtype=np.float64)
+    if found.shape != (len(accuracies) - 1,) or not np.isfinite(found).all():
+        raise ValueError(
+            f"vsrm.reward_function gave {found.tolist()!r:.200} for the {len(accuracies)} accuracies of "
+            f"sample {key}: should be {len(accuracies) - 1} finite numbers"
+        )
+    return found
 
 
 def least_change(candidates: int, min_gain: int = 1, eps: float = 1e-5) -> float:

@@ -55,6 +55,9 @@ class VsrmSettings(Section):
     """Smallest change of accuracy that counts."""
     min_gain: int = Field(default=1, ge=1)
     """The same in samples of `candidates`."""
+    reward_function: str | None = None
+    """`module:name` of your own `(accuracies: ndarray[P + 1]) -> [P]`, the reward of each step from the
+    accuracies of the prefixes, in place of `gamma`, `window`, `eps` and `min_gain`."""
     place: Literal["last", "first"] | None = None
     """Token of a step that is rewarded: its last, so that the credit reaches the whole step (sound), or its
     first (released)."""

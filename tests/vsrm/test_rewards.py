@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from megatron_meds.trajectory import Prompt, RewardLedger, Trajectory
 from megatron_meds.vsrm import StepRules, enter_steps, least_change, reward_steps, step_rewards
+from megatron_meds.vsrm.rewards import own_step_rewards
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "gold_vsrm_rewards.json").read_text())
 ACCURACIES = st.lists(st.integers(0, 5).map(lambda right: right / 5), min_size=1, max_size=20)
@@ -108,3 +109,10 @@ def test_any_function_scores_the_prefixes_of_a_response():
     assert reward_steps("no reasoning", score).offsets == []
     with pytest.raises(ValueError, match="score gave"):
         reward_steps(text, lambda prefixes: [0.0], StepRules(skip=5, gap=10))
+
+
+def test_a_function_of_ones_own_must_give_a_finite_number_for_each_step():
+    assert own_step_rewards(np.diff, [0.0, 0.5, 1.0], "p/0").tolist() == [0.5, 0.5]
+    for wrong in (lambda a: a, lambda a: [np.nan] * 2, lambda a: 0.0):
+        with pytest.raises(ValueError, match=r"3 accuracies of sample p/0: should be 2 finite numbers"):
+            own_step_rewards(wrong, [0.0, 0.5, 1.0], "p/0")

@@ -17,7 +17,6 @@ features sort the same answers, of the memory that the run without penalties lef
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import statistics
 import sys
@@ -29,22 +28,15 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import spearmanr
 
-from megatron_meds.data.settings import TemplateSettings
-from megatron_meds.data.templates import Template, end_token_ids, load_tokenizer
 from megatron_meds.meds import cluster_agreement, cluster_many, select_layers
 from megatron_meds.meds.memory import Remembered
 from megatron_meds.meds.state import FOLDER, read_shard, shard_files
-from megatron_meds.rollout.client import Client, Request
-from megatron_meds.rollout.settings import RolloutSettings
 from megatron_meds.verify import last_boxed
 from tools.one_server import metrics_of, serve, train
+from tools.studies.shared import EXAMPLE, ROOT, held_out_samples, kept, mean, problems, share
 from tools.tiny_reasoner.problems import kind_of
 
-ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "examples" / "tiny_reasoner"
 CONFIG = EXAMPLE / "meds.yaml"
-MAX_RESPONSE = 256
-EVALUATION_SEED = 10_000
 COMMON = (
     "data.train.0.limit=128",
     "data.prompts_per_step=32",
@@ -149,11 +141,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "meds_study")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    held_out, training = (
-        [json.loads(line) for line in (EXAMPLE / name).read_text().splitlines()]
-        for name in ("heldout.jsonl", "train.jsonl")
-    )
-    kinds = {row["question"]: row for row in training}
+    held_out = problems("heldout")
+    kinds = {row["question"]: row for row in problems("train")}
     results: list[Result] = []
     with serve(CONFIG, COMMON, given.out) as servers:
         start = Held(**kept(given.out / "start.json", lambda: asdict(
@@ -180,14 +169,6 @@ def main() -> None:
                 said = results[-1].held
                 print(f"seed {seed}, {name}: {said.accuracy:.1%} right", file=sys.stderr, flush=True)
     print(page(start, results, given.steps, given.problems))
-
-
-def kept(file: Path, make: Callable[[], dict]) -> dict:
-    """What a file holds, or what `make` gives, which is then kept in it."""
-    if not file.exists():
-        text = json.dumps(make(), indent=1)
-        file.write_text(text)
-    return json.loads(file.read_text())
 
 
 def run(
@@ -232,28 +213,19 @@ def run(
 
 
 def measure(urls: Sequence[str], rows: list[dict], version: int | None) -> Held:
-    """Sample 16 responses of each problem from the servers' present weights at temperature 1."""
-    model = EXAMPLE / "model"
-    tokenizer = load_tokenizer(model)
-    template = Template(TemplateSettings(), tokenizer)
-    prompts = template.token_ids([template.text(row["question"]) for row in rows])
-    client = Client(
-        urls, RolloutSettings(max_tokens=MAX_RESPONSE), stop_token_ids=end_token_ids(tokenizer, model)
-    )
-    client.version = version
-    requests = [Request(list(ids), 16, EVALUATION_SEED + 16 * i) for i, ids in enumerate(prompts)]
-    groups = client.sample(requests)
+    """Sample the held-out problems from the servers' present weights."""
+    groups = held_out_samples(urls, rows, version)
     right, passed, distinct, variety = 0, 0, [], []
     for row, group in zip(rows, groups, strict=True):
-        texts = [str(tokenizer.decode(s.token_ids, skip_special_tokens=True)) for s in group]
-        wrong = [answer for answer in map(last_boxed, texts) if kind_of(answer, row) != "right"]
+        answers = [last_boxed(text) for text, _ in group]
+        wrong = [answer for answer in answers if kind_of(answer, row) != "right"]
         right += len(group) - len(wrong)
         passed += len(wrong) < len(group)
         different = len(set(wrong))
         distinct.append(different)
         if wrong:
             variety.append(different / len(wrong))
-    lengths = [len(sample.token_ids) for group in groups for sample in group]
+    lengths = [tokens for group in groups for _, tokens in group]
     return Held(
         accuracy=right / len(lengths),
         pass_16=passed / len(rows),
@@ -293,12 +265,6 @@ def numbers(names: Sequence[str]) -> np.ndarray:
     return np.unique(np.array(names), return_inverse=True)[1]
 
 
-def mean(values: Iterable[float | None]) -> float:
-    """Of those that are there; NaN without any."""
-    there = [v for v in values if v is not None]
-    return statistics.mean(there) if there else float("nan")
-
-
 # --- what is printed -------------------------------------------------------------------------------
 
 
@@ -330,8 +296,8 @@ def held_table(start: Held, by_name: dict[str, list[Result]]) -> str:
         f"| before training | {held_cells([start])} | | | | | |",
     ]
     for name, runs in by_name.items():
-        own = [spread([r.own.get(key, float("nan")) for r in runs]) for key in AGREEMENT]
-        penalised = "" if name == "dapo" else spread([r.penalised for r in runs])
+        own = [share([r.own.get(key, float("nan")) for r in runs]) for key in AGREEMENT]
+        penalised = "" if name == "dapo" else share([r.penalised for r in runs])
         rows = f"{mean(float(r.rows) for r in runs):.0f}"
         lines.append(
             f"| {name} | {held_cells([r.held for r in runs])} | {penalised} | {rows} | {' | '.join(own)} |"
@@ -341,7 +307,7 @@ def held_table(start: Held, by_name: dict[str, list[Result]]) -> str:
 
 def held_cells(held: list[Held]) -> str:
     plain = [f"{mean(getattr(h, key) for h in held):.2f}" for key in ("distinct", "variety", "length")]
-    shares = [spread([getattr(h, key) for h in held]) for key in ("accuracy", "pass_16")]
+    shares = [share([getattr(h, key) for h in held]) for key in ("accuracy", "pass_16")]
     return " | ".join([*shares, *plain])
 
 
@@ -365,7 +331,7 @@ def same_table(same: list[dict[str, dict[str, float]]]) -> str:
         "|---|---:|---:|---:|---:|",
     ]
     for name in [*ABLATIONS, "same answer"]:
-        cells = [spread([one[name][key] for one in same]) for key in AGREEMENT]
+        cells = [share([one[name][key] for one in same]) for key in AGREEMENT]
         variant = VARIANTS.get(name)
         paper = f"{variant.agreement} % ({variant.paper})" if variant else ""
         lines.append(f"| {name} | {' | '.join(cells)} | {paper} |")
@@ -386,12 +352,6 @@ def ranking(same: list[dict[str, dict[str, float]]], by_name: dict[str, list[Res
         f"Rank correlation (Spearman) of agreement with accuracy over {len(accuracy)} ablations: "
         f"{', '.join(said)}. By accuracy: {', '.join(f'{name} {value:.1%}' for value, name in order)}."
     )
-
-
-def spread(values: Sequence[float]) -> str:
-    """A share as %, with the standard deviation over seeds where there are several."""
-    text = f"{100 * statistics.mean(values):.1f} %"
-    return f"{text} ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else text
 
 
 if __name__ == "__main__":
