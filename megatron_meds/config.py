@@ -91,6 +91,9 @@ class Settings(Section):
 def load(path: Path | str, overrides: Sequence[str] = ()) -> Settings:
     """Read a YAML file over the defaults and apply `key.of.a.setting=value` on top.
 
+    `extends: other.yaml` at the top of a file puts it over another one, whose path counts from its
+    folder: sections are joined, values and lists replaced.
+
     Values of overrides are YAML (`null`, `[1, 2]`, `{path: x}`); a number in a key is a place in a
     list (`data.evaluation.0.limit=64`). Relative paths count from the folder of the YAML file; those
     in overrides, from the working directory. The returned paths are absolute.
@@ -99,7 +102,7 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Settings:
         SettingsError: every unknown key, wrong value or unreadable file, a line each.
     """
     path = Path(path)
-    raw = _read(path)
+    raw = _read_chain(path)
     run = raw.setdefault("run", {})
     if isinstance(run, dict):
         run.setdefault("name", path.stem)
@@ -184,6 +187,28 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise SettingsError([f"{path}: holds a {type(raw).__name__}, not `section:` with settings below it"])
     return raw
+
+
+def _read_chain(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A file over those that it extends, every relative path made absolute."""
+    path = path.absolute()
+    if path in above:
+        raise SettingsError([f"{path}: extends itself, by way of {' and '.join(map(str, above))}"])
+    raw = _read(path)
+    base = raw.pop("extends", None)
+    if base is not None and not isinstance(base, str):
+        raise SettingsError([f"{path}: extends = {base!r}: should be the path of a settings file"])
+    own = _anchored(raw, Settings, path.parent)
+    if base is None:
+        return own
+    return _over(_read_chain(Path(os.path.abspath(path.parent / base)), (*above, path)), own)
+
+
+def _over(base: Any, top: Any) -> Any:
+    """Sections joined key by key; anything else is what stands on top."""
+    if not isinstance(base, dict) or not isinstance(top, dict):
+        return top
+    return base | {key: _over(base.get(key), value) for key, value in top.items()}
 
 
 def _override(raw: dict[str, Any], text: str) -> None:

@@ -196,3 +196,27 @@ def test_a_slip_of_the_pen_in_any_key_is_refused_by_its_full_name(key: str, plac
     with pytest.raises(SettingsError) as caught:
         parse({"model": {"path": "x"}, **tree})
     assert any(line.startswith(f"{wrong}: no such setting") for line in caught.value.faults)
+
+
+def test_a_file_extends_another_whose_paths_count_from_its_own_folder(tmp_path: Path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "base.yaml").write_text(
+        "model: {path: m}\noptimizer: {lr: 1.0e-5, warmup_steps: 7}\ndata: {train: [{path: a.jsonl}]}\n"
+    )
+    (tmp_path / "deep" / "middle.yaml").write_text("extends: ../base.yaml\noptimizer: {lr: 2.0e-5}\n")
+    top = tmp_path / "top.yaml"
+    top.write_text("extends: deep/middle.yaml\ndata: {train: [{path: b.jsonl}], shuffle: false}\n")
+    settings = load(top, ["run.seed=3"])
+    assert settings.model.path == tmp_path / "m"
+    assert (settings.optimizer.lr, settings.optimizer.warmup_steps) == (2e-5, 7)
+    assert [one.path for one in settings.data.train] == [str(tmp_path / "b.jsonl")]
+    assert (settings.run.name, settings.run.seed, settings.data.shuffle) == ("top", 3, False)
+    (tmp_path / "base.yaml").write_text("extends: top.yaml\n")
+    with pytest.raises(SettingsError, match="extends itself"):
+        load(top)
+    top.write_text("extends: nowhere.yaml\n")
+    with pytest.raises(SettingsError, match=r"nowhere\.yaml: cannot read"):
+        load(top)
+    top.write_text("extends: [base.yaml]\n")
+    with pytest.raises(SettingsError, match="should be the path"):
+        load(top)
