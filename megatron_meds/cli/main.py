@@ -17,6 +17,7 @@ from megatron_meds.cli.data import data
 from megatron_meds.cli.doctor import doctor
 from megatron_meds.cli.evaluate import evaluate
 from megatron_meds.cli.memory import memory
+from megatron_meds.cli.plan import plan
 from megatron_meds.cli.train import train
 from megatron_meds.errors import UserError
 
@@ -33,6 +34,7 @@ app.command()(evaluate)
 app.command()(convert)
 app.command()(check_sync)
 app.command()(doctor)
+app.command()(plan)
 app.add_typer(data, name="data")
 app.add_typer(memory, name="memory")
 
