@@ -3,7 +3,11 @@
 from functools import cache
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("shared machine", deadline=None)  # its clock says nothing here
+hypothesis.settings.load_profile("shared machine")
 
 pytest_plugins = ["tests.fixtures_ranks", "tests.fixtures_tiny", "tests.fixtures_vllm"]
 

@@ -119,6 +119,6 @@ def test_a_set_that_is_nowhere_is_named_with_the_places_and_the_remedy(hub, tmp_
         "no route to host",
         "`path`",
         "data.folder",
-        "megatron-meds data aime24",
+        "megatron-meds data get aime24",
     ):
         assert part in message

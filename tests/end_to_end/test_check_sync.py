@@ -34,7 +34,7 @@ def check_sync(
         [sys.executable, *launcher, "-m", "megatron_meds.cli.main", "check-sync", str(config), *arguments],
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=800,
         env={**os.environ, "COLUMNS": "200", **environment},
         cwd=ROOT,
         check=False,

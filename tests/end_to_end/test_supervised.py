@@ -41,7 +41,7 @@ def supervise(material: Path, run: Path, *overrides: str) -> list[dict[str, floa
         "run.export_at_end=false",
     ]
     done = subprocess.run(
-        [*command, *arguments, *overrides], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
+        [*command, *arguments, *overrides], cwd=ROOT, capture_output=True, text=True, timeout=560, check=False
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

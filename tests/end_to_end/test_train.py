@@ -74,7 +74,7 @@ def first_run(tmp_path_factory) -> tuple[Path, str]:
     """Two steps from start to export; the run's folder and what it printed."""
     folder = tmp_path_factory.mktemp("runs") / "first"
     process = start(folder, "run.steps=2")
-    output, _ = process.communicate(timeout=280)
+    output, _ = process.communicate(timeout=560)
     assert process.returncode == 0, output[-4000:]
     return folder, output
 
