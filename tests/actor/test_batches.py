@@ -89,13 +89,13 @@ def test_each_response_token_is_predicted_once_from_the_token_before_it(
         hidden_order = batch.tokens_bs.t().flatten()  # [s * b], as hidden states lie
         before = hidden_order[batch.select_N]
         places = batch.positions_bs.t().flatten()[batch.select_N]
-        seen |= batch.scatter(torch.stack([batch.targets_N, before, places]).t())
+        seen |= batch.scatter(torch.stack([batch.targets_N, before, places]))
         if batch.cu_seqlens is not None:
             assert int(batch.cu_seqlens[-1]) == width and rows == 1
             assert int(batch.cu_seqlens.diff().max()) == batch.max_seqlen
     assert sorted(seen) == list(range(len(trajectories)))
     for index, t in enumerate(trajectories):
-        targets, before, places = seen[index].T.astype(int)
+        targets, before, places = seen[index].astype(int)
         assert targets.tolist() == t.response_ids
         assert before.tolist() == [t.prompt.token_ids[-1], *t.response_ids[:-1]]
         assert places.tolist() == list(range(len(t.prompt.token_ids) - 1, input_length(t)))
