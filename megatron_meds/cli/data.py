@@ -120,7 +120,7 @@ def _named(text: str):
     from megatron_meds.data.known import KNOWN, set_of
     from megatron_meds.data.settings import DatasetSettings
 
-    found = DatasetSettings(**set_of(text))
+    found = DatasetSettings.model_validate(set_of(text))
     if found.path is None and found.name not in KNOWN:
         raise UserError(f"{text}: no such file, and no known set; known are {', '.join(KNOWN)}")
     if found.path is not None and not Path(found.path).exists():

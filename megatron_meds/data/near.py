@@ -10,7 +10,6 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from megatron_meds.data.datasets import Row
@@ -42,7 +41,7 @@ def find_near(training: Sequence[str], evaluation: Sequence[str], threshold: flo
     if not training or not evaluation:
         return []
     cores = [core(text) for text in training], [core(text) for text in evaluation]
-    vectorizer = TfidfVectorizer(analyzer="char", ngram_range=(5, 5), sublinear_tf=True, dtype=np.float32)
+    vectorizer = TfidfVectorizer(analyzer="char", ngram_range=(5, 5), sublinear_tf=True)
     padded = [[f"    {text}    " for text in part] for part in cores]  # short problems have 5-grams too
     left = vectorizer.fit_transform(padded[0]).T.tocsc()
     right = vectorizer.transform(padded[1])
