@@ -16,6 +16,8 @@ import numpy as np
 from megatron_meds.meds.trees import Tree, grown, spanning_trees
 
 NOISE = -1
+GROWN_ROWS = 256
+"""From here on a tree is kept and grown; smaller sets are quicker built anew, many side by side."""
 
 
 def hdbscan_labels(sets: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -40,7 +42,8 @@ def hdbscan_grown(
         before: the tree of each set's first rows, as it was returned then; None: unknown.
 
     Returns:
-        Labels, and each set's tree to go on from; None where equal lengths would leave a choice.
+        Labels, and each set's tree to go on from; None below GROWN_ROWS, and where equal
+        lengths would leave a choice.
     """
     trees = [grown(rows, tree) if tree is not None else None for rows, tree in zip(sets, before, strict=True)]
     missing = [
@@ -52,7 +55,11 @@ def hdbscan_grown(
         np.full(len(rows), NOISE, dtype=np.int32) if tree is None else _labels_of_tree(*tree)
         for rows, tree in zip(sets, trees, strict=True)
     ]
-    return labels, [tree if tree is not None and tree.is_unique else None for tree in trees]
+    kept = (
+        tree is not None and len(rows) >= GROWN_ROWS and tree.is_unique
+        for rows, tree in zip(sets, trees, strict=True)
+    )
+    return labels, [tree if keep else None for tree, keep in zip(trees, kept, strict=True)]
 
 
 def _labels_of_tree(sources: np.ndarray, targets: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -24,9 +24,9 @@ class Tree(NamedTuple):
     """The n - 1 edges of a spanning tree of n rows, away from row 0."""
 
     sources: np.ndarray
-    """[n - 1] int: row the edge comes from, nearer to row 0."""
+    """[n - 1] int32: row the edge comes from, nearer to row 0."""
     targets: np.ndarray
-    """[n - 1] int: row it leads to."""
+    """[n - 1] int32: row it leads to."""
     lengths: np.ndarray
     """[n - 1] fp64."""
 
@@ -60,7 +60,10 @@ def spanning_trees(sets: Sequence[np.ndarray]) -> list[Tree]:
         edges = _prim_side_by_side(distances)
         for place, index in enumerate(chunk):
             found[index] = Tree(*(part[place, : len(sets[index]) - 1] for part in edges))
-    return [found[i] for i in range(len(sets))]
+    return [
+        Tree(t.sources.astype(np.int32), t.targets.astype(np.int32), t.lengths)
+        for t in (found[i] for i in range(len(sets)))
+    ]
 
 
 def grown(rows: np.ndarray, tree: Tree) -> Tree | None:
@@ -88,7 +91,8 @@ def grown(rows: np.ndarray, tree: Tree) -> Tree | None:
     edges = minimum_spanning_tree(csr_array((lengths, (starts, ends)), shape=(n, n))).tocoo()
     parents = breadth_first_order(edges, 0, directed=False)[1]
     away = parents[edges.col] == edges.row
-    return Tree(np.where(away, edges.row, edges.col), np.where(away, edges.col, edges.row), edges.data)
+    sources, targets = np.where(away, edges.row, edges.col), np.where(away, edges.col, edges.row)
+    return Tree(sources.astype(np.int32), targets.astype(np.int32), edges.data)
 
 
 def pairwise_distances(rows: np.ndarray, others: np.ndarray | None = None) -> np.ndarray:

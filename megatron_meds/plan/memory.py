@@ -172,7 +172,7 @@ def mistake_memory(settings: Settings, shape: ModelShape, world_size: int, wrong
     """
     meds = settings.meds
     width = shape.layers if meds.last is None else shape.layers // 2 if meds.last == "half" else meds.last
-    row = 4 * min(width, shape.layers) + 4 + 8 + 4 + 24  # feature, label, step, sample, tree
+    row = 4 * min(width, shape.layers) + 4 + 8 + 4 + 16  # feature, label, step, sample, tree
     row += 2 * shape.layers if meds.keep_layer_logits else 0
     row += meds.answer_characters + meds.response_characters
     samples = settings.data.prompts_per_step * settings.rollout.samples_per_prompt

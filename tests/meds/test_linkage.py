@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn.cluster import HDBSCAN
 
+from megatron_meds.meds import linkage
 from megatron_meds.meds.linkage import hdbscan_grown, hdbscan_labels
 from megatron_meds.meds.trees import grown, spanning_trees
 
@@ -56,7 +57,8 @@ def test_a_spanning_tree_has_the_weight_of_scipys():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_set_that_grew_has_the_labels_it_would_have_had_at_once(kind):
+def test_a_set_that_grew_has_the_labels_it_would_have_had_at_once(kind, monkeypatch):
+    monkeypatch.setattr(linkage, "GROWN_ROWS", 2)
     generator = np.random.default_rng(11)
     rows = np.asarray(KINDS[kind](generator, 400, 14), dtype=np.float64)
     trees = [None]
@@ -71,8 +73,10 @@ def test_a_set_that_grew_has_the_labels_it_would_have_had_at_once(kind):
     st.integers(2, 29),
 )
 def test_a_tree_that_grew_has_the_clusters_of_a_fresh_one_on_lattices_too(rows, cut):
-    _, trees = hdbscan_grown([rows[:cut]], [None])
-    (labels,), _ = hdbscan_grown([rows], trees)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linkage, "GROWN_ROWS", 2)
+        _, trees = hdbscan_grown([rows[:cut]], [None])
+        (labels,), _ = hdbscan_grown([rows], trees)
     fresh = reference(rows)
     assert len(set(zip(labels.tolist(), fresh.tolist(), strict=True))) == len(set(fresh.tolist()))
 

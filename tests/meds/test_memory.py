@@ -159,8 +159,7 @@ def test_the_memory_keeps_the_newest_rows_and_knows_its_size():
     assert memory["p", False].notes[-1].answer == "4"
     np.testing.assert_array_equal(memory["p", False].features[-8:], rows(8, seed=4))
     assert memory.rows == 30
-    assert memory["p", False].tree is not None and memory["q", False].tree is None  # q: copies
-    assert memory.bytes == 30 * (14 * 4 + 4 + 8 + 4) + 20 * 11 + 19 * 24
+    assert memory.bytes == 30 * (14 * 4 + 4 + 8 + 4) + 20 * 11
     assert memory.visit("p", rows(50)).shape == (50,)
     assert len(memory["p", False]) == 20
 
@@ -174,6 +173,18 @@ def test_visits_of_many_prompts_with_workers_equal_visits_one_by_one(monkeypatch
         for (key, value), sizes in zip(brought.items(), found, strict=True):
             np.testing.assert_array_equal(sizes, single.visit(key, value, step))
     together.close()
+
+
+def test_a_large_memory_keeps_its_tree_as_long_as_no_row_is_dropped():
+    memory = MistakeMemory(max_per_prompt=400)
+    for step, count in enumerate((300, 60)):
+        memory.visit("p", rows(count, seed=step))
+        kept = memory["p", False]
+        assert kept.tree is not None and len(kept.tree.lengths) == len(kept) - 1
+        assert memory.bytes == len(kept) * (14 * 4 + 4 + 8 + 4) + (len(kept) - 1) * 16
+    fresh = MistakeMemory()
+    fresh.visit("p", np.concatenate([rows(300, seed=0), rows(60, seed=1)]))
+    np.testing.assert_array_equal(memory["p", False].labels, fresh["p", False].labels)
 
 
 def test_ten_thousand_rows_of_one_prompt_are_clustered():
