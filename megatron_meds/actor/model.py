@@ -30,7 +30,7 @@ from megatron_meds.actor.attention_cpu import SdpaAttention
 from megatron_meds.actor.mesh import Mesh
 from megatron_meds.actor.rotary import RestartingRotary, inverse_frequencies
 from megatron_meds.actor.settings import ActorSettings
-from megatron_meds.actor.shape import ModelShape, check_layout
+from megatron_meds.actor.shape import ModelShape, check_layout, padded_vocabulary
 
 log = logging.getLogger(__name__)
 
@@ -92,12 +92,6 @@ def pick_dtype(settings: ActorSettings, device: torch.device) -> torch.dtype:
     if settings.precision == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return torch.bfloat16 if settings.precision == "bf16" else torch.float32
-
-
-def padded_vocabulary(vocab: int, tensor: int) -> int:
-    """Rows of the embedding over all tensor ranks: each rank gets equally many, a multiple of 8
-    (what tensor cores work on)."""
-    return -(-vocab // (8 * tensor)) * 8 * tensor
 
 
 def make_config(

@@ -279,6 +279,12 @@ def _common(shape: ModelShape) -> list[int]:
     ]
 
 
+def padded_vocabulary(vocab: int, tensor: int) -> int:
+    """Rows of the embedding over all tensor ranks: each rank gets equally many, a multiple of 8
+    (what tensor cores work on)."""
+    return -(-vocab // (8 * tensor)) * 8 * tensor
+
+
 def split_layers(layers: int, layout: LayoutSettings) -> list[list[range]]:
     """Decoder layers (0-based) of each pipeline stage, by its chunks: result[stage][chunk].
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megatron_meds.actor.settings import LayoutSettings
-from megatron_meds.actor.shape import ModelShape, split_layers
+from megatron_meds.actor.shape import ModelShape, padded_vocabulary, split_layers
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,6 @@ class StageParameters:
         return self.layers * self.layer + self.embedding + self.head
 
 
-def padded_rows(vocab: int, tensor: int) -> int:
-    """Rows of the vocabulary over all tensor ranks: each gets equally many, a multiple of 8."""
-    return -(-vocab // (8 * tensor)) * 8 * tensor
-
-
 def layer_parameters(shape: ModelShape, tensor: int) -> int:
     """Of one decoder layer on one tensor rank."""
     attention = (shape.heads + 2 * shape.kv_heads) * shape.head_dim // tensor
@@ -46,7 +41,7 @@ def layer_parameters(shape: ModelShape, tensor: int) -> int:
 
 def stage_parameters(shape: ModelShape, layout: LayoutSettings) -> list[StageParameters]:
     """Of a rank of each pipeline stage, all its chunks."""
-    rows = padded_rows(shape.vocab, layout.tensor) // layout.tensor
+    rows = padded_vocabulary(shape.vocab, layout.tensor) // layout.tensor
     found = []
     for stage, chunks in enumerate(split_layers(shape.layers, layout)):
         first, last = stage == 0, stage == layout.pipeline - 1
